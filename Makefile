@@ -1,0 +1,131 @@
+# Every bootstrap step is here: a fresh machine needs python >= 3.11, a JDK >= 17 and maven, nothing else.
+# `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+STAMP := $(VENV)/.stamps
+CONFIG ?= configs/countdown.toml
+RUN ?=
+RUN_ARGS := $(if $(RUN),--run $(RUN))
+PYTEST_ARGS ?=
+# The tests and services set their own thread counts; this keeps everything else from taking all cores.
+export OMP_NUM_THREADS ?= 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
+
+.PHONY: help setup lock test test-fast check format demo up down bench bench-objective chaos-smoke sim parity lag-study \
+	clean need-python need-java need-mvn
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------- what the machine must have
+
+need-python:
+	@command -v $(PYTHON) >/dev/null || { echo "driftlog: '$(PYTHON)' is not on the PATH; install Python >= 3.11 or say make PYTHON=/path/to/python3" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "driftlog: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python >= 3.11 is needed (make PYTHON=/path/to/python3.11)" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "driftlog: $(PYTHON) has no venv module; install it (Debian: python3-venv)" >&2; exit 2; }
+
+need-java:
+	@command -v java >/dev/null || { echo "driftlog: 'java' is not on the PATH; the embedded broker needs a JDK >= 17" >&2; exit 2; }
+	@major=$$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -1); \
+		if [ "$${major:-0}" -lt 17 ]; then echo "driftlog: java is version '$${major:-unknown}'; the embedded broker needs a JDK >= 17" >&2; exit 2; fi
+
+need-mvn:
+	@command -v mvn >/dev/null || { echo "driftlog: 'mvn' is not on the PATH; install maven: it fetches the broker's jars once" >&2; exit 2; }
+
+# ---------------------------------------------------------------- environment
+
+setup: $(STAMP)/project $(STAMP)/bytecode $(STAMP)/broker  ## make .venv, install the lock, fetch the broker; a second run does nothing
+
+$(STAMP)/packages: requirements.lock
+	@$(MAKE) need-python
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile -r requirements.lock
+	@mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/project: $(STAMP)/packages pyproject.toml
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Without .pyc files the first import of transformers costs 15 CPU seconds in every process that starts. Importing once
+# what services import compiles exactly that (a compileall of site-packages takes minutes).
+$(STAMP)/bytecode: $(STAMP)/packages
+	@echo "compiling what services import" >&2
+	@env -u PYTHONDONTWRITEBYTECODE MLFLOW_DISABLE_TELEMETRY=true $(PY) -W ignore -c 'import torch, torch.utils.checkpoint, mlflow, \
+		mlflow.store.tracking.sqlalchemy_store, kafka, pyarrow, pyarrow.parquet, pydantic, safetensors.torch, fsspec, rich.live, tenacity; \
+		from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast, \
+		Qwen2ForCausalLM, Qwen3ForCausalLM; mlflow.MlflowClient'
+	@touch $@
+
+$(STAMP)/broker: $(STAMP)/project $(wildcard infra/broker_files/*)
+	@$(MAKE) need-java need-mvn
+	$(BIN)/driftlog broker fetch
+	@touch $@
+
+lock:  ## write requirements.lock from what is installed in .venv now (upgrade there first, run the tests, then lock)
+	@{ echo "# Written by 'make lock' from a tested environment (runtime and dev); installed with --no-deps by 'make setup'."; \
+		$(PY) -m pip freeze --disable-pip-version-check --all --exclude-editable --exclude pip --exclude driftlog \
+		| grep -E '^[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+$$' | LC_ALL=C sort -f; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+	@echo "$$(grep -c == requirements.lock) packages pinned" >&2
+
+# ---------------------------------------------------------------- tests
+
+test: setup  ## every test but those that need an accelerator
+	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-fast: $(STAMP)/project  ## without the broker and the slow ones
+	$(PY) -m pytest -m "not gpu and not kafka and not e2e and not slow" $(PYTEST_ARGS)
+
+check: $(STAMP)/project  ## lint, format, types, import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)/project  ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# ---------------------------------------------------------------- running it
+
+demo: setup  ## the whole pipeline on this machine until the demo's versions are trained, then the audit
+	$(BIN)/driftlog up --config configs/countdown.toml $(RUN_ARGS)
+
+up: setup  ## make up CONFIG=configs/x.toml RUN=name: a run of your own
+	$(BIN)/driftlog up --config $(CONFIG) $(RUN_ARGS)
+
+down: $(STAMP)/project  ## stop what `up` left running on this machine
+	$(BIN)/driftlog down
+
+bench: setup  ## every benchmarks/bench_*.py in turn; each prints a last line RESULT {json}
+	@for file in benchmarks/bench_*.py; do echo "== $$file" >&2; $(PY) -m "benchmarks.$$(basename "$$file" .py)"; done
+
+bench-objective: $(STAMP)/project  ## cost of the maths; last line RESULT {json}
+	$(PY) -m benchmarks.bench_objective
+
+chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
+	$(PY) -m benchmarks.chaos --smoke
+
+sim: $(STAMP)/project  ## the deterministic simulator over many seeds; last line RESULT {json}
+	$(PY) -m tests.sim.run $(SIM_ARGS)
+
+parity: $(STAMP)/project  ## engine against trainer log-probabilities; last line RESULT {json}
+	$(PY) -m benchmarks.parity
+
+lag-study: setup  ## what staleness costs, by lag and objective; last line RESULT {json}
+	$(PY) -m benchmarks.lag_study
+
+clean:  ## caches and build outputs (not .venv, not runs/)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
