@@ -1,0 +1,77 @@
+"""manifest.json: what a checkpoint directory holds, and everything needed to train it again."""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import CheckpointInvalid
+
+MANIFEST_NAME = "manifest.json"
+WEIGHTS_NAME = "model.safetensors"
+PROBE_NAME = "probe.arrow"
+OPTIMIZER_NAME = "optimizer.safetensors"
+TRAINER_STATE_NAME = "trainer_state.json"
+
+
+class ManifestFile(BaseModel):
+    """One file of the directory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """file name without a folder"""
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """Contents of manifest.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    attempt_id: str
+    parent: int | None
+    """version this was trained from; None for version 0"""
+    files: tuple[ManifestFile, ...] = ()
+    """every file but manifest.json itself, sorted by name; filled in by the store"""
+    dtype: dict[str, str]
+    """tensor group -> dtype"""
+    tied: tuple[tuple[str, ...], ...] = ()
+    """names of tensors that share storage; only the first is in the file"""
+    probe_sha256: str
+    fingerprint: dict[str, str]
+    optimizer_step: int
+    has_state: bool
+    """optimizer and RNG state are there: training can go on from here"""
+    library_versions: dict[str, str]
+    threads: int
+    device_type: str
+    logprob_chunk: int
+    code_revision: str
+    config_digest: str
+
+    def file(self, name: str) -> ManifestFile:
+        """The entry of that name; CheckpointInvalid when there is none."""
+        for entry in self.files:
+            if entry.name == name:
+                return entry
+        raise CheckpointInvalid(f"manifest of {self.attempt_id} has no file {name!r}")
+
+    def encode(self) -> bytes:
+        """Canonical bytes; their sha256 stands in VersionPublished."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+def decode_manifest(data: bytes, sha256: str | None = None) -> Manifest:
+    """Read manifest bytes, checking them against the event's hash first when it is given."""
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise CheckpointInvalid(
+            f"manifest.json has sha256 {hashlib.sha256(data).hexdigest()[:12]}..., the event says {sha256[:12]}..."
+        )
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise CheckpointInvalid(f"manifest.json: {error}") from error
