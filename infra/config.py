@@ -1,0 +1,385 @@
+"""The configuration of a run: one TOML file, every field with unit, default and one line.
+
+Unknown keys are errors that name the nearest known key; combinations that cannot work are refused here, before
+anything starts. Imports neither torch nor mlflow nor kafka.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schemas.errors import ConfigError
+from schemas.ids import run_id
+
+# What may change when a run is resumed: everything else is a learning setting and is refused by key.
+OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view"})
+OPERATIONAL_KEYS = frozenset(
+    {
+        "run.versions",
+        "run.directory",
+        "generator.workers",
+        "generator.heartbeat_s",
+        "generator.threads",
+        "generator.max_groups_in_flight",
+        "generator.drain_timeout_s",
+        "generator.keep_text",
+        "coordinator.lease_s",
+        "coordinator.switch_deadline_s",
+        "coordinator.failed_switches_in_row",
+        "coordinator.min_workers",
+        "checkpoints.root",
+        "checkpoints.keep",
+        "trainer.group_timeout_s",
+        "trainer.threads",
+    }
+)
+
+
+class Section(BaseModel):
+    """A table of the TOML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """[run]"""
+
+    name: str = "demo"
+    """owns the topics `<name>.*`; lower-case letters, digits and '-'"""
+    seed: int = 0
+    versions: int = Field(default=250, ge=1)
+    """training steps, each publishing one version"""
+    directory: str = "runs"
+    """where run data, logs and the embedded broker's data lie"""
+
+
+class TaskSection(Section):
+    """[task]"""
+
+    kind: Literal["countdown"] = "countdown"
+    """prompt source and reward"""
+    group_size: int = Field(default=16, ge=2)
+    """completions of one prompt; a group baseline needs at least 2"""
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int = Field(default=8, ge=1)
+    """longest completion, tokens"""
+
+
+class ModelSection(Section):
+    """[model]"""
+
+    init: str = "countdown-tiny"
+    """a preset of `driftlog init-policy`, or the directory of a Hugging Face model"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class TrainerSection(Section):
+    """[trainer]"""
+
+    groups_per_step: int = Field(default=16, ge=1)
+    max_lag: int = Field(default=2, ge=0)
+    """policy lag above which no token is trained, training steps"""
+    run_ahead: int | None = Field(default=None, ge=0)
+    """how many training steps generation may run ahead; unset: min(1, max_lag)"""
+    order: Literal["issue", "ready"] = "issue"
+    """issue: a batch waits for the oldest open groups; ready: complete groups as they come"""
+    group_timeout_s: float = Field(default=60.0, gt=0)
+    """from a group's issue to its drop as incomplete or lost"""
+    max_attempts: int = Field(default=3, ge=1)
+    """times one prompt is issued in one pass before it is given up"""
+    min_group: int = Field(default=2, ge=2)
+    """usable rewards a group needs"""
+    filter_zero_variance: bool = False
+    """replace groups whose rewards are all equal"""
+    step_tries: int = Field(default=3, ge=1)
+    """times a failed step (out of memory) is tried with the same input"""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """token budget of one forward and backward pass"""
+    logprob_chunk: int = Field(default=512, ge=1)
+    """tokens a log-probability chunk; changes the last bits, so the manifest records it"""
+    threads: int = Field(default=1, ge=1)
+    """torch threads"""
+
+    @property
+    def effective_run_ahead(self) -> int:
+        """run_ahead with its default filled in."""
+        return min(1, self.max_lag) if self.run_ahead is None else self.run_ahead
+
+
+class ObjectiveSection(Section):
+    """[objective]; formulas and legal combinations are in docs/objectives.md"""
+
+    preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "decoupled"] = "grpo"
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """single settings changed against the preset, e.g. clip_high = 0.28"""
+
+
+class GeneratorSection(Section):
+    """[generator]"""
+
+    workers: int = Field(default=2, ge=1)
+    """generator processes `driftlog up` starts"""
+    engine: Literal["hf"] = "hf"
+    batching: Literal["group", "mixed"] = "mixed"
+    """group: a group's bytes depend only on weights and request; mixed: several groups a batch, faster"""
+    max_groups_in_flight: int = Field(default=16, ge=1)
+    """per worker"""
+    threads: int = Field(default=1, ge=1)
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    park_timeout_s: float = Field(default=1.0, ge=0)
+    """a request for a version not held yet waits this long before it is taken under an older, allowed one"""
+    drain_timeout_s: float = Field(default=10.0, ge=0)
+    """longest wait for running groups before a switch"""
+    fetch_timeout_s: float = Field(default=60.0, ge=0)
+    """how long a checkpoint may stay invisible (network file systems show it late)"""
+    load_tries: int = Field(default=2, ge=1)
+    probe_tolerance: float | None = Field(default=None, gt=0)
+    """max |log-probability difference|; unset: by dtype (float32 1e-4, bfloat16 5e-2)"""
+    keep_text: bool = True
+    """store decoded completions (personal data)"""
+
+    def tolerance(self, dtype: str) -> float:
+        """probe_tolerance with its default filled in."""
+        if self.probe_tolerance is not None:
+            return self.probe_tolerance
+        return 1e-4 if dtype == "float32" else 5e-2
+
+
+class CoordinatorSection(Section):
+    """[coordinator]"""
+
+    mode: Literal["barrier"] = "barrier"
+    """barrier: a worker samples under a version only after VersionActivated"""
+    lease_s: float = Field(default=15.0, gt=0)
+    """a worker without a heartbeat for this long is expired"""
+    switch_deadline_s: float = Field(default=30.0, gt=0)
+    failed_switches_in_row: int = Field(default=5, ge=1)
+    """that many stop the run"""
+    min_workers: int = Field(default=1, ge=1)
+    """joined workers the very first switch waits for, a few seconds at most"""
+
+
+class CheckpointsSection(Section):
+    """[checkpoints]"""
+
+    root: str = ""
+    """store root, a path or an fsspec address; empty: <run directory>/checkpoints"""
+    keep: int | Literal["all"] = "all"
+    """versions whose weights are kept"""
+
+
+class KafkaSection(Section):
+    """[kafka]; unset bootstrap_servers: an embedded broker is started"""
+
+    bootstrap_servers: str = ""
+    """HOST:PORT[,HOST:PORT]; the environment variable DRIFTLOG_KAFKA overrides it"""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """of the embedded broker; unset: a free one"""
+    request_timeout_s: float = Field(default=10.0, gt=0)
+    delivery_timeout_s: float = Field(default=60.0, gt=0)
+    transaction_timeout_s: float = Field(default=10.0, gt=0)
+    session_timeout_s: float = Field(default=6.0, ge=6.0)
+    """of the prompts consumer group; brokers allow no less than 6"""
+    in_flight_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """bytes a writer may have sent and not acknowledged"""
+    reader_queue_records: int = Field(default=500, ge=1)
+    reader_queue_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    security: dict[str, str] = Field(default_factory=dict)
+    """passed to the Kafka client as they are (security_protocol, sasl_mechanism, ssl_cafile ...)"""
+
+
+class MlflowSection(Section):
+    """[mlflow]"""
+
+    enabled: bool = True
+    uri: str = ""
+    """tracking address; empty: sqlite in the run directory; MLFLOW_TRACKING_URI overrides it"""
+    experiment: str = "driftlog"
+
+
+class ViewSection(Section):
+    """[view]"""
+
+    refresh_s: float = Field(default=1.0, gt=0)
+
+
+# The broker ends an abandoned transaction this long after its time-out at the latest (its clean-up interval).
+TRANSACTION_CLEANUP_S = 1.0
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    run: RunSection = RunSection()
+    task: TaskSection = TaskSection()
+    model: ModelSection = ModelSection()
+    trainer: TrainerSection = TrainerSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    generator: GeneratorSection = GeneratorSection()
+    coordinator: CoordinatorSection = CoordinatorSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    kafka: KafkaSection = KafkaSection()
+    mlflow: MlflowSection = MlflowSection()
+    view: ViewSection = ViewSection()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for problem in problems(self):
+            raise ValueError(problem)
+        return self
+
+    def digest(self) -> str:
+        """sha256 hex over the learning settings: what decides the weights."""
+        return hashlib.sha256(json.dumps(learning_settings(self), sort_keys=True).encode()).hexdigest()
+
+
+def problems(config: Config) -> list[str]:
+    """Every combination that cannot work, in words that state the inequality and the way out."""
+    trainer, kafka, coordinator = config.trainer, config.kafka, config.coordinator
+    found = []
+    try:
+        run_id(config.run.name)
+    except ValueError as error:
+        found.append(f"run.name: {error}")
+    if trainer.effective_run_ahead > trainer.max_lag:
+        found.append(
+            f"trainer.run_ahead = {trainer.run_ahead} > trainer.max_lag = {trainer.max_lag}: generation would run "
+            "further ahead than may be trained; lower run_ahead or raise max_lag"
+        )
+    keep = config.checkpoints.keep
+    if keep != "all" and keep < trainer.max_lag + 2:
+        found.append(
+            f"checkpoints.keep = {keep} < trainer.max_lag + 2 = {trainer.max_lag + 2}: weights that may still be "
+            'sampled or switched to would be deleted; raise keep or use "all"'
+        )
+    if trainer.min_group > config.task.group_size:
+        found.append(
+            f"trainer.min_group = {trainer.min_group} > task.group_size = {config.task.group_size}: "
+            "no group could be used"
+        )
+    hidden_s = kafka.transaction_timeout_s + TRANSACTION_CLEANUP_S
+    for name, value in (("lease_s", coordinator.lease_s), ("switch_deadline_s", coordinator.switch_deadline_s)):
+        if hidden_s >= value:
+            found.append(
+                f"coordinator.{name} = {value:g} <= kafka.transaction_timeout_s + {TRANSACTION_CLEANUP_S:g} = "
+                f"{hidden_s:g}: "
+                "a trainer killed inside a transaction hides all acknowledgements that long; raise it"
+            )
+    if config.generator.heartbeat_s * 3 > coordinator.lease_s:
+        found.append(
+            f"generator.heartbeat_s = {config.generator.heartbeat_s:g} > coordinator.lease_s / 3 = "
+            f"{coordinator.lease_s / 3:g}: two lost heartbeats would expire a living worker"
+        )
+    if kafka.session_timeout_s >= trainer.group_timeout_s:
+        found.append(
+            f"kafka.session_timeout_s = {kafka.session_timeout_s:g} >= trainer.group_timeout_s = "
+            f"{trainer.group_timeout_s:g}: a killed worker's requests would be given up before another worker gets them"
+        )
+    return found
+
+
+def learning_settings(config: Config) -> dict[str, Any]:
+    """The settings that decide what is learnt, as plain values."""
+    plain = config.model_dump(mode="json")
+    kept: dict[str, Any] = {}
+    for section, values in plain.items():
+        if section in OPERATIONAL_SECTIONS:
+            continue
+        kept[section] = {key: value for key, value in values.items() if f"{section}.{key}" not in OPERATIONAL_KEYS}
+    return kept
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Learning settings that differ, as `section.key: old -> new`; arguments as from learning_settings."""
+    changes = []
+    for section in sorted(old.keys() | new.keys()):
+        a, b = old.get(section, {}), new.get(section, {})
+        for key in sorted(a.keys() | b.keys()):
+            if a.get(key) != b.get(key):
+                changes.append(f"{section}.{key}: {a.get(key)!r} -> {b.get(key)!r}")
+    return changes
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and `a.b=c` overrides. ConfigError names file, key, and what to do."""
+    data: dict[str, Any] = {}
+    where = "configuration"
+    if path is not None:
+        where = str(path)
+        try:
+            data = tomllib.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: no such file") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for override in overrides:
+        _apply(data, override)
+    return parse_config(data, where)
+
+
+def parse_config(data: Mapping[str, Any], where: str) -> Config:
+    """Check plain values. ConfigError names the key and, for an unknown one, the nearest known one."""
+    _refuse_unknown(data, where)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {key + ': ' if key else ''}{message}") from error
+
+
+def known_keys() -> list[str]:
+    """Every `section.key`."""
+    keys = []
+    for section, field in Config.model_fields.items():
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        keys += [f"{section}.{key}" for key in field.annotation.model_fields]
+    return keys
+
+
+def _refuse_unknown(data: Mapping[str, Any], where: str) -> None:
+    known = known_keys()
+    sections = list(Config.model_fields)
+    for section, values in data.items():
+        if section not in sections:
+            near = difflib.get_close_matches(section, sections, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: unknown section [{section}]; the nearest is [{near[0]}]")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: [{section}] must be a table of settings")
+        for key in values:
+            if f"{section}.{key}" not in known:
+                near = difflib.get_close_matches(f"{section}.{key}", known, n=1, cutoff=0.0)
+                raise ConfigError(f"{where}: unknown key {section}.{key}; the nearest is {near[0]}")
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or len(parts) < 2:
+        raise ConfigError(f"--set {override}: write it as section.key=value")
+    try:
+        value: Any = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    target = data
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {override}: {part} is not a table")
+    target[parts[-1]] = value

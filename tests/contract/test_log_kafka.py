@@ -1,0 +1,137 @@
+"""The log's contract on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+
+from infra.kafka_admin import KafkaLogAdmin
+from infra.kafka_clients import KafkaSettings, abandon, build, common_config, producer_config
+from infra.kafka_group_reader import KafkaGroupReader
+from infra.kafka_reader import KafkaEventReader
+from infra.kafka_transactions import KafkaTransactionalWriter
+from infra.kafka_writer import KafkaEventWriter
+from infra.local_broker import BrokerHandle
+from infra.ports import Message
+from infra.wakeup import Wakeup
+from tests.contract.log_contract import (
+    AdminContract,
+    Place,
+    ReaderContract,
+    TransactionContract,
+    WriterContract,
+)
+from tests.contract.log_group_contract import GroupContract
+
+pytestmark = pytest.mark.kafka
+
+
+class KafkaHarness:
+    """LogHarness on a broker; closes what it made."""
+
+    def __init__(self, broker: BrokerHandle) -> None:
+        self._broker = broker
+        self._settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+        self._unique = uuid.uuid4().hex[:8]
+        self._serial = 0
+        self._wakeup = Wakeup()
+        self._made: list[Any] = []
+        self._raw = build(KafkaAdminClient, self._settings, common_config(self._settings))
+
+    def topic(self, partitions: int = 1, max_message_bytes: int = 16 * 1024 * 1024) -> str:
+        self._serial += 1
+        name = f"r{self._unique}{self._serial}.policy"
+        config = {"max.message.bytes": str(max_message_bytes)}
+        self._raw.create_topics(
+            {name: {"num_partitions": partitions, "replication_factor": 1, "configs": config}}, wait_for_metadata=True
+        )
+        return name
+
+    def reader(
+        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning"] = "beginning"
+    ) -> KafkaEventReader:
+        return self._keep(KafkaEventReader(self._settings, topics, start, self._wakeup))
+
+    def group_reader(self, group: str, topic: str) -> KafkaGroupReader:
+        return self._keep(KafkaGroupReader(self._settings, group, topic, self._wakeup))
+
+    def writer(self, in_flight_bytes: int = 64 * 1024 * 1024) -> KafkaEventWriter:
+        return self._keep(KafkaEventWriter(replace(self._settings, in_flight_bytes=in_flight_bytes)))
+
+    def transactional_writer(self, transactional_id: str) -> KafkaTransactionalWriter:
+        return self._keep(KafkaTransactionalWriter(self._settings, transactional_id))
+
+    def admin(self) -> KafkaLogAdmin:
+        return self._keep(KafkaLogAdmin(self._settings))
+
+    def name(self, word: str) -> str:
+        return f"{word}-{self._unique}"
+
+    def hold_open(self, transactional_id: str, messages: Iterable[Message]) -> None:
+        config = producer_config(self._settings) | {"transactional_id": transactional_id}
+        producer = build(KafkaProducer, self._settings, config)
+        producer.init_transactions()
+        producer.begin_transaction()
+        for one in messages:
+            producer.send(one.topic, one.value, one.key, partition=one.partition).get(timeout=10)
+        abandon(producer, limit_s=2.0)
+
+    def drop_before(self, topic: str, partition: int, offset: int) -> None:
+        self._raw.delete_records({TopicPartition(topic, partition): offset})
+
+    def committed(self, group: str) -> dict[Place, int]:
+        answer = self._raw.list_group_offsets({group: None})[group]
+        return {(tp.topic, tp.partition): found.offset for tp, found in answer.items() if found.offset >= 0}
+
+    def freeze(self) -> None:
+        os.kill(self._broker.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self._broker.pid, signal.SIGCONT)
+
+    def wait(self) -> None:
+        self._wakeup.wait(0.05)
+
+    def close(self) -> None:
+        with suppress(ProcessLookupError):
+            self.thaw()
+        for made in self._made:
+            if isinstance(made, KafkaEventWriter):
+                made.close(0.1)
+            else:
+                made.close()
+        self._raw.close()
+
+    def _keep(self, made: Any) -> Any:
+        self._made.append(made)
+        return made
+
+
+@pytest.fixture
+def harness(kafka_broker: BrokerHandle) -> Iterator[KafkaHarness]:
+    made = KafkaHarness(kafka_broker)
+    yield made
+    made.close()
+
+
+class TestKafkaReader(ReaderContract): ...
+
+
+class TestKafkaWriter(WriterContract): ...
+
+
+class TestKafkaTransactions(TransactionContract): ...
+
+
+class TestKafkaGroups(GroupContract): ...
+
+
+class TestKafkaAdmin(AdminContract): ...
