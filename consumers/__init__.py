@@ -1,0 +1,1 @@
+"""Readers of the log: trainer, coordinator, projector, offline tools. Imports schemas and infra, never producers."""

@@ -1,0 +1,1 @@
+"""Questions to the log after the fact: audit, lineage, trace."""

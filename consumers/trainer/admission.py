@@ -1,0 +1,127 @@
+"""May this trajectory enter the update? Policy lag, proof and support, judged when the batch is built.
+
+This is the rule that keeps stale (G2) and unproven (G3) tokens out; min_version on requests and the
+generators' own checks only save compute. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from schemas.ledger import Reason
+from schemas.policy_fold import PolicyFold
+from schemas.trajectory import Sampling, Trajectory
+
+
+class Admission(StrEnum):
+    """The three outcomes."""
+
+    ADMIT = "admit"
+    WAIT = "wait"
+    """the fold has not passed what the row refers to; readers of several topics wait for the counterpart"""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One row judged."""
+
+    admission: Admission
+    reason: Reason = Reason.NONE
+    policy_lag: int | None = None
+    """training steps, of the oldest trained token"""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRules:
+    """The limits of one run."""
+
+    max_lag: int
+    """training steps; with down-weighting this is hard_max_lag"""
+    barrier: bool
+    """a token counts only when its version was activated, not just proven"""
+    tokenizer_digest: str
+    """the trainer's own"""
+
+
+def trained_versions(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """(version, proof) of each segment with at least one trained token, in order of the tokens."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for segment in trajectory.segments:
+        if trajectory.loss_mask[start : start + segment.length].any():
+            found.append((segment.version, segment.proof))
+        start += segment.length
+    return found
+
+
+def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionRules) -> Verdict:
+    """Judge one row against the weights `base` that are about to be updated."""
+    mismatch = support_mismatch(trajectory.sampling, trajectory.fingerprint.tokenizer_digest, rules.tokenizer_digest)
+    if mismatch:
+        return Verdict(admission=Admission.REFUSE, reason=Reason.SUPPORT_MISMATCH, detail=mismatch)
+    oldest: int | None = None
+    segments = trained_versions(trajectory)
+    for version, _ in segments:
+        lag = fold.lag(version, base)
+        if isinstance(lag, Reason):
+            # Not an ancestor. A version beyond the newest one read may still be on its way to us.
+            if fold.newest is None or version > fold.newest:
+                return Verdict(admission=Admission.WAIT, detail=f"version {version} is not in the fold yet")
+            detail = f"version {version} is not an ancestor of {base}"
+            return Verdict(admission=Admission.REFUSE, reason=Reason.OTHER_BRANCH, detail=detail)
+        oldest = lag if oldest is None else max(oldest, lag)
+    if oldest is not None and oldest > rules.max_lag:
+        detail = f"lag {oldest} > {rules.max_lag}"
+        return Verdict(admission=Admission.REFUSE, reason=Reason.STALE, policy_lag=oldest, detail=detail)
+    for version, proof in segments:
+        unproven = _unproven(trajectory, version, proof, fold, barrier=rules.barrier)
+        if unproven is not None:
+            return Verdict(admission=unproven[0], reason=Reason.UNPROVEN, policy_lag=oldest, detail=unproven[1])
+    # A row without a trained token brings nothing that could be old; its reward still counts in the baseline.
+    return Verdict(admission=Admission.ADMIT, policy_lag=0 if oldest is None else oldest)
+
+
+def _unproven(
+    trajectory: Trajectory, version: int, offset: int, fold: PolicyFold, *, barrier: bool
+) -> tuple[Admission, str] | None:
+    if offset >= fold.read_up_to:
+        return Admission.WAIT, f"policy@{offset} is not read yet"
+    proof = fold.proofs.get(offset)
+    expected = (trajectory.worker_id, trajectory.incarnation, version)
+    if proof is None or (proof.worker, proof.incarnation, proof.version) != expected:
+        return Admission.REFUSE, f"policy@{offset} is no proof of version {version} by {expected[0]}/{expected[1]}"
+    if barrier and not fold.was_activated(version):
+        return Admission.WAIT, f"version {version} was not activated yet"
+    return None
+
+
+def support_mismatch(sampling: Sampling, tokenizer_digest: str, own_tokenizer_digest: str) -> str:
+    """Why the row's distribution cannot be modelled by the trainer; empty when it can.
+
+    Other tokens, or a truncated support (top_p, top_k, min_p) and penalties the trainer does not apply: the
+    stored log-probabilities are of a distribution that the trainer's are not. Temperature is applied alike.
+    """
+    if tokenizer_digest != own_tokenizer_digest:
+        return f"tokenizer {tokenizer_digest[:12]} is not the trainer's {own_tokenizer_digest[:12]}"
+    neutral: Mapping[str, object] = {
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": (),
+        "min_tokens": 0,
+        "logprobs_mode": "processed",
+    }
+    for name, value in neutral.items():
+        actual = getattr(sampling, name)
+        if actual != value:
+            return f"{name}={actual} changes the distribution in a way the trainer does not model"
+    if sampling.temperature <= 0:
+        return f"temperature={sampling.temperature} (greedy) is not trainable"
+    return ""

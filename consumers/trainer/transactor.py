@@ -1,0 +1,144 @@
+"""Writes the trainer's five transactions: first, step, settle, extension, closing. All of them carry the Position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from consumers.trainer.desk import Desk
+from consumers.trainer.requests import Head, Issued, issue
+from consumers.trainer.settings import TrainerPorts, TrainerSettings
+from consumers.trainer.transactions import GroupScores, Transaction
+from schemas.ledger import AnyLedgerControl, LedgerEnded, Settled, StepCompleted
+from schemas.policy_events import AnyPolicyEvent, RunEnded, RunStarted, VersionPublished
+from schemas.policy_fold import PolicyFold
+from schemas.topics import TopicName, topic
+
+
+class Transactor:
+    """Each method builds one transaction from the desk, commits it, and clears what it wrote from the desk.
+
+    Raises what TransactionalWriter.commit raises; the desk is then to be thrown away."""
+
+    def __init__(self, settings: TrainerSettings, ports: TrainerPorts) -> None:
+        self._s = settings
+        self._p = ports
+        self._trajectories = topic(settings.run, TopicName.TRAJECTORIES)
+        self.policy_barrier = 0
+        """our own policy records lie below: they must be folded before anything is decided again"""
+
+    def issue(self, desk: Desk, fold: PolicyFold, head: Head) -> Issued:
+        """The requests that keep the pacing invariant in a transaction whose newest version is `head`."""
+        return issue(
+            desk.assembler.open_groups(),
+            tuple(desk.again),
+            desk.cursor,
+            head,
+            self._p.prompts,
+            fold,
+            self._s.requests,
+            self._p.clock.now_us(),
+        )
+
+    def begin(self, desk: Desk, fold: PolicyFold, published: VersionPublished) -> Issued:
+        """The first transaction of a run: RunStarted, version 0, Settled, the first requests."""
+        issued = self.issue(desk, fold, Head(version=0, depth=0, publishing=True))
+        desk.adopt(issued)
+        self._write(desk, self._settled(desk, fold, "first"), 0, issued, (self._run_started(0), published))
+        return issued
+
+    def extend(self, desk: Desk, fold: PolicyFold) -> Issued:
+        """A run that ended goes on: RunStarted with the next segment, Settled, requests."""
+        assert fold.segment is not None and fold.newest is not None
+        head = Head(version=fold.newest, depth=fold.versions[fold.newest].depth, publishing=False)
+        issued = self.issue(desk, fold, head)
+        desk.adopt(issued)
+        started = self._run_started(fold.segment + 1)
+        self._write(desk, self._settled(desk, fold, "extended"), fold.newest, issued, (started,))
+        return issued
+
+    def settle(self, desk: Desk, fold: PolicyFold, head: Head, why: str) -> Issued:
+        """Decisions and requests without a version."""
+        issued = self.issue(desk, fold, head)
+        desk.adopt(issued)
+        self._write(desk, self._settled(desk, fold, why), head.version, issued, ())
+        return issued
+
+    def step(
+        self,
+        desk: Desk,
+        fold: PolicyFold,
+        control: StepCompleted,
+        issued: Issued,
+        published: VersionPublished,
+        scores: Sequence[GroupScores],
+    ) -> None:
+        """A version, the decisions it stands on, and the next requests. `issued` is adopted already."""
+        self._write(
+            desk, control, control.version_out, issued, (published,), scores=scores, version_in=control.version_in
+        )
+
+    def end(self, desk: Desk, fold: PolicyFold, newest: int) -> None:
+        """The closing transaction."""
+        now_us = self._p.clock.now_us()
+        control = LedgerEnded(
+            run=self._s.run,
+            at_us=now_us,
+            position=desk.position(),
+            policy_read_up_to=fold.read_up_to,
+            last_version=newest,
+            reason="completed",
+        )
+        ended = RunEnded(run=self._s.run, at_us=now_us, last_version=newest, reason="completed")
+        self._write(desk, control, newest, None, (ended,))
+
+    def _settled(self, desk: Desk, fold: PolicyFold, why: str) -> Settled:
+        return Settled(
+            run=self._s.run,
+            at_us=self._p.clock.now_us(),
+            position=desk.position(),
+            policy_read_up_to=fold.read_up_to,
+            reason=why,
+        )
+
+    def _run_started(self, segment: int) -> RunStarted:
+        return RunStarted(
+            run=self._s.run,
+            at_us=self._p.clock.now_us(),
+            segment=segment,
+            config_digest=self._s.config_digest,
+            code_revision=self._s.code_revision,
+        )
+
+    def _write(
+        self,
+        desk: Desk,
+        control: AnyLedgerControl,
+        version_key: int,
+        issued: Issued | None,
+        policy: tuple[AnyPolicyEvent, ...],
+        *,
+        scores: Sequence[GroupScores] = (),
+        version_in: int = 0,
+    ) -> None:
+        transaction = Transaction(
+            run=self._s.run,
+            control=control,
+            version_key=version_key,
+            decisions=tuple(desk.decisions),
+            dead=tuple(desk.dead),
+            scores=scores,
+            version_in=version_in,
+            requests=() if issued is None else issued.requests,
+            policy=policy,
+        )
+        offsets = {(self._trajectories, partition): offset for partition, offset in desk.low_waters().items()}
+        placed = self._p.writer.commit(transaction.messages(), group=f"{self._s.run}-trainer", offsets=offsets)
+        if policy:
+            self.policy_barrier = placed[-1].offset + 1
+        desk.written()
+
+
+def oldest_request(desk: Desk, issued: Issued) -> int:
+    """The lowest request position that is open after the transaction; workers skip everything below."""
+    positions = [group.request_position for group in (*desk.assembler.open_groups(), *issued.groups)]
+    return min(positions, default=issued.cursor.next_request)

@@ -1,0 +1,1 @@
+"""Generation engines behind one port: hf (transformers, anywhere) and vllm."""

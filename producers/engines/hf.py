@@ -1,0 +1,229 @@
+"""GenerationEngine on plain transformers: samples groups on any machine, and says what it promises.
+
+batching = "group": one group a forward batch, one group after another; a group's bytes depend only on the
+weights and the request (same machine type, threads, libraries). "mixed": several groups in one batch:
+faster, and the last bits of a log-probability may depend on the neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infra.model import DTYPES, Policy, apply_weights, check_static_files, library_versions, load_policy, read_weights
+from infra.ports import Clock, Completion, EngineRequest
+from producers.engines.hf_batching import RowState, RunningBatch, score_sequences, start_rows
+from producers.engines.hf_sampling import check_sampling
+from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfEngineSettings:
+    """How the engine computes."""
+
+    batching: Literal["group", "mixed"] = "group"
+    max_batch_sequences: int = 256
+    """mixed: groups join a batch up to so many sequences (one group always fits)"""
+    dtype: str = "float32"
+    device: str = "cpu"
+    threads: int | None = None
+    """torch threads of the process; None leaves them as they are"""
+    decode_text: bool = True
+    """give each completion its text (rewards usually need it)"""
+
+    def __post_init__(self) -> None:
+        if self.batching not in ("group", "mixed"):
+            raise ConfigError(f"engine.batching = {self.batching!r}: use group or mixed")
+        if self.max_batch_sequences < 1:
+            raise ConfigError(f"engine.max_batch_sequences = {self.max_batch_sequences}: must be at least 1")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"engine.dtype = {self.dtype!r}: use one of {', '.join(DTYPES)}")
+
+
+class HfEngine:
+    """See the module. Holds no weights until the first `load`."""
+
+    def __init__(self, settings: HfEngineSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._policy: Policy | None = None
+        self._version: int | None = None
+        self._proof: int | None = None
+        self._touched = False
+        self._paused: Literal["finish", "keep"] | None = None
+        self._queue: deque[EngineRequest] = deque()
+        self._held: deque[EngineRequest] = deque()
+        """submitted after pause("finish"): waits for resume"""
+        self._batch: RunningBatch | None = None
+        self._closed = False
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+
+    # ------------------------------------------------------------ generation
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue one group; ConfigError when this engine or model cannot serve it as asked."""
+        prompt = request.request
+        check_sampling(prompt.sampling)
+        if prompt.group_size < 1 or len(prompt.prompt_token_ids) < 1:
+            raise ConfigError(f"{prompt.group_id}: a group needs at least one member and one prompt token")
+        self._check_fits(prompt.group_id, prompt.prompt_token_ids, prompt.sampling.max_tokens)
+        (self._held if self._paused == "finish" else self._queue).append(request)
+
+    def poll(self) -> Sequence[Completion]:
+        """One decode step of the running batch; the members finished by it."""
+        if self._paused == "keep" or self._closed:
+            return []
+        if self._batch is None and self._queue:
+            self._batch = self._next_batch()
+        if self._batch is None:
+            return []
+        policy, version, proof = self._serving()
+        finished = self._batch.step(version, proof)
+        if not self._batch.rows:
+            self._batch = None
+        return self._completions(policy, finished)
+
+    def busy(self) -> bool:
+        """Something is queued or running."""
+        return self._batch is not None or bool(self._queue) or bool(self._held)
+
+    def running_groups(self) -> frozenset[str]:
+        """Group ids queued or running."""
+        running = {row.group_id for row in self._batch.rows} if self._batch is not None else set()
+        queued = {str(request.request.group_id) for request in (*self._queue, *self._held)}
+        return frozenset(running | queued)
+
+    # ------------------------------------------------------------ switching weights
+
+    def pause(self, mode: Literal["finish", "keep"]) -> None:
+        """finish: what was submitted so far ends through `poll`, later groups wait; keep: freeze at once."""
+        self._paused = mode
+
+    def load(self, directory: Path, version: int) -> None:
+        """Replace the weights in place and forget every cache; `set_proof` must follow before a token is sampled.
+
+        CheckpointInvalid leaves the old weights serving, unless `weights_touched()` says otherwise.
+        """
+        if self._batch is not None and self._paused is None:
+            raise IllegalState(f"load of version {version} while generating: pause the engine first")
+        if self._policy is None:
+            self._policy = self._first_load(directory)
+        else:
+            check_static_files(self._policy, directory)
+            tensors = read_weights(self._policy.model, directory)
+            self._touched = True
+            apply_weights(self._policy.model, tensors)
+        self._version, self._proof, self._touched = version, None, False
+        if self._batch is not None:
+            self._batch.forget_cache()
+
+    def weights_touched(self) -> bool:
+        """A load began to replace weights and did not end well."""
+        return self._touched
+
+    def set_proof(self, proof: int) -> None:
+        """The policy offset of this worker's VersionLoaded for the loaded version."""
+        if self._version is None:
+            raise IllegalState("set_proof before any load: there is no version to prove")
+        self._proof = proof
+
+    def resume(self) -> None:
+        """Go on after pause."""
+        self._paused = None
+        self._queue.extend(self._held)
+        self._held.clear()
+
+    def score(
+        self, token_ids: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
+    ) -> Sequence[npt.NDArray[np.float32]]:
+        """Temperature-1 log-probability of each token after the prompt, through the forward pass that generates."""
+        if self._policy is None or self._touched:
+            raise IllegalState("score without whole weights: load a version first")
+        return score_sequences(self._policy.model, token_ids, prompt_lengths)
+
+    def identity(self) -> Mapping[str, str]:
+        """The fingerprint parts."""
+        if self._policy is None:
+            raise IllegalState("identity before the first load: the tokenizer comes with the weights")
+        return {
+            "engine": "hf",
+            "engine_version": library_versions()["transformers"],
+            "dtype": self._settings.dtype,
+            "tokenizer_digest": self._policy.tokenizer_digest,
+        }
+
+    def close(self) -> None:
+        """Free everything. Safe to call twice."""
+        self._closed = True
+        self._batch = None
+        self._queue.clear()
+        self._held.clear()
+        self._policy = None
+
+    # ------------------------------------------------------------ private
+
+    def _serving(self) -> tuple[Policy, int, int]:
+        if self._touched:
+            raise IllegalState("the weights are in doubt after a failed load: nothing is sampled until a good one")
+        if self._policy is None or self._version is None:
+            raise IllegalState("no weights are loaded: load a version before polling")
+        if self._proof is None:
+            raise IllegalState(f"version {self._version} has no proof: set_proof must follow load")
+        return self._policy, self._version, self._proof
+
+    def _next_batch(self) -> RunningBatch:
+        policy, _, _ = self._serving()
+        now_us = self._clock.now_us()
+        rows = start_rows(self._queue.popleft(), now_us)
+        if self._settings.batching == "mixed":
+            while self._queue and len(rows) + self._queue[0].request.group_size <= self._settings.max_batch_sequences:
+                rows += start_rows(self._queue.popleft(), now_us)
+        return RunningBatch(policy.model, rows)
+
+    def _completions(self, policy: Policy, rows: Sequence[RowState]) -> list[Completion]:
+        if not rows:
+            return []
+        now_us = self._clock.now_us()
+        texts: list[str | None] = [None] * len(rows)
+        if self._settings.decode_text:
+            texts = [*policy.decode_all([row.tokens[: -1 if row.stopped() else None] for row in rows])]
+        return [
+            Completion(
+                group_id=row.group_id,
+                index_in_group=row.index_in_group,
+                token_ids=np.asarray(row.tokens, dtype=np.int32),
+                logprobs=np.asarray(row.logprobs, dtype=np.float32),
+                loss_mask=np.ones(len(row.tokens), dtype=np.bool_),
+                segments=tuple(row.segments),
+                finish_reason="stop" if row.stopped() else "length",
+                text=text,
+                started_at_us=row.started_at_us,
+                finished_at_us=now_us,
+            )
+            for row, text in zip(rows, texts, strict=True)
+        ]
+
+    def _first_load(self, directory: Path) -> Policy:
+        try:
+            return load_policy(directory, self._settings.dtype, self._settings.device)
+        except UsageError as error:
+            raise CheckpointInvalid(f"version directory cannot be served: {error}") from error
+
+    def _check_fits(self, group_id: str, prompt_ids: npt.NDArray[np.int32], max_tokens: int) -> None:
+        if self._policy is None:
+            return
+        limit = int(getattr(self._policy.model.config, "max_position_embeddings", 1 << 30))
+        if len(prompt_ids) + max_tokens > limit:
+            raise ConfigError(
+                f"{group_id}: prompt of {len(prompt_ids)} and max_tokens {max_tokens} exceed the model's {limit} tokens"
+            )
+        if int(max(prompt_ids)) >= self._policy.vocabulary_size or int(min(prompt_ids)) < 0:
+            raise ConfigError(f"{group_id}: a prompt token is outside the vocabulary of {self._policy.vocabulary_size}")

@@ -1,0 +1,114 @@
+"""What the learner publishes: probe, manifest fields, state files, and refusals of damaged ones."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from consumers.trainer.learner import HfLearner
+from consumers.trainer.learner_settings import LearnerSettings
+from consumers.trainer.policy_forward import check_head
+from infra.model import load_policy, unique_tensors
+from schemas.checkpoint import Manifest
+from schemas.errors import CheckpointInvalid, ConfigError, IllegalState
+from schemas.probe_codec import decode_probe
+from tests.fakes.policy_learners import engine_of, learner, made_batch, saved
+from tests.fakes.policy_rows import tiny_directory
+
+
+def test_the_probe_tells_the_new_weights_from_the_old_and_an_engine_reproduces_it(tmp_path: Path) -> None:
+    made = learner(warmup_steps=0, learning_rate=3e-3)
+    saved(made, tmp_path / "v0")
+    batch = made_batch()
+    made.train(batch)
+    files = saved(made, tmp_path / "v1")
+    trained = {(*r.trajectory.prompt_token_ids.tolist(), *r.trajectory.token_ids.tolist()) for r in batch.rows}
+
+    probe = decode_probe(files["probe.arrow"])
+    differences = []
+    for directory in (tmp_path / "v0", tmp_path / "v1"):
+        scores = engine_of(directory).score([s.token_ids.tolist() for s in probe], [s.prompt_length for s in probe])
+        differences.append(max(float(np.abs(a - s.logprobs).max()) for a, s in zip(scores, probe, strict=True)))
+
+    assert 1 <= len(probe) <= 8
+    assert {tuple(s.token_ids.tolist()) for s in probe} <= trained
+    assert differences[1] <= 1e-4
+    assert differences[0] > 1e-2
+
+
+def test_before_the_first_step_the_probe_is_fixed(tmp_path: Path) -> None:
+    one, two = (decode_probe(saved(learner(), tmp_path / name)["probe.arrow"]) for name in ("a", "b"))
+
+    assert len(one) == 4
+    assert [s.token_ids.tolist() for s in one] == [s.token_ids.tolist() for s in two]
+
+
+def test_manifest_fields_agree_with_the_files_whichever_comes_first(tmp_path: Path) -> None:
+    made = learner()
+    made.train(made_batch())
+    before = dict(made.manifest_fields())
+    files = saved(made, tmp_path / "one")
+
+    assert before == dict(made.manifest_fields())
+    assert before["probe_sha256"] == hashlib.sha256(files["probe.arrow"]).hexdigest()
+    manifest = Manifest(
+        run="t", attempt_id="a", parent=0, has_state=True, code_revision="r", config_digest="c", **before
+    )
+    assert (manifest.optimizer_step, manifest.threads) == (1, 1)
+    assert (manifest.device_type, manifest.logprob_chunk) == ("cpu", 512)
+    assert manifest.fingerprint["dtype"] == "float32"
+    assert "probe.arrow" in files
+
+
+def test_weights_alone_are_saved_when_state_is_not_due(tmp_path: Path) -> None:
+    made = learner()
+    tmp_path.joinpath("one").mkdir()
+    made.save(tmp_path / "one", with_state=False)
+
+    assert not (tmp_path / "one" / "optimizer.safetensors").exists()
+    with pytest.raises(CheckpointInvalid, match="resume from a version that has state"):
+        made.restore(tmp_path / "one", with_state=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("trainer_state.json", b"{}", "Field required"),
+        ("trainer_state.json", None, "cannot be read"),
+        ("optimizer.safetensors", b"\x00" * 20, "cannot be read"),
+        ("optimizer.safetensors", None, "cannot be read"),
+        ("model.safetensors", b"\x00" * 20, "not a complete safetensors file"),
+    ],
+)
+def test_damaged_state_is_refused_by_file(tmp_path: Path, name: str, content: bytes | None, words: str) -> None:
+    made = learner()
+    made.train(made_batch())
+    saved(made, tmp_path / "one")
+    path = tmp_path / "one" / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(CheckpointInvalid, match=words):
+        made.restore(tmp_path / "one", with_state=True)
+
+
+def test_nothing_works_before_the_first_restore() -> None:
+    empty = HfLearner(LearnerSettings())
+
+    for call in (empty.vocabulary_size, empty.fingerprint, empty.manifest_fields):
+        with pytest.raises(IllegalState, match="restore a checkpoint first"):
+            call()
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
+    policy = load_policy(tiny_directory())
+    check_head(policy.model)
+    policy.model.lm_head.register_forward_hook(lambda _module, _inputs, output: output * 0.5)
+
+    with pytest.raises(ConfigError, match="changes its logits"):
+        check_head(policy.model)
+    assert len(unique_tensors(policy.model)) > 1

@@ -1,0 +1,272 @@
+"""The projector mirrors the log, and the tracker's troubles stay with the tracker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings, in_thread
+from schemas.errors import ConfigError, TrackerUnavailable
+from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline
+
+
+def _service(
+    log: ProjectedLog,
+    tracker: FakeTracker,
+    *,
+    batch_records: int = 200,
+    rebuild: bool = False,
+    background: Callable[..., Future[str | None]] = inline,
+) -> ProjectorService:
+    settings = ProjectorSettings(run=RUN, params={"lr": "1e-3"}, batch_records=batch_records, rebuild=rebuild)
+    ports = ProjectorPorts(reader=log.reader(), tracker=tracker, clock=log.clock, background=background)
+    return ProjectorService(settings, ports)
+
+
+def _run(service: ProjectorService, limit: int = 1_000) -> None:
+    """Step until there is nothing to do."""
+    for _ in range(limit):
+        if not service.step():
+            return
+    raise AssertionError("the service never comes to rest")
+
+
+@pytest.fixture
+def log() -> ProjectedLog:
+    log = ProjectedLog()
+    for version in (1, 2, 3):
+        log.full_step(version, at_s=10 * version, reward=version / 10)
+    return log
+
+
+def test_every_version_has_an_entry_and_the_curves_have_its_points(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    _run(_service(log, tracker))
+
+    assert sorted(tracker.versions) == [0, 1, 2, 3]
+    assert [tracker.versions[version]["state"] for version in range(4)] == [
+        "superseded",
+        "was_live",
+        "was_live",
+        "live",
+    ]
+    assert [tracker.versions[version].get("parent") for version in range(4)] == [None, "0", "1", "2"]
+    assert tracker.curve("critic/rewards/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert tracker.curve("ledger_total/trajectory/dropped/stale") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert tracker.params == {"lr": "1e-3"}
+
+
+def test_a_run_that_ended_is_marked_finished_and_the_service_is_done(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    service = _service(log, tracker)
+    _run(service)
+    assert not service.finished
+
+    log.end(3, at_s=99)
+    _run(service)
+
+    assert service.finished
+    assert tracker.status == "finished"
+    service.close()
+    assert tracker.status == "finished"
+
+
+def test_a_stop_in_the_middle_of_a_run_is_marked_killed_once(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    service = _service(log, tracker)
+    _run(service)
+
+    service.close()
+    service.close()
+
+    assert tracker.status == "killed"
+    assert tracker.calls.count("end") == 1
+
+
+def test_a_restart_goes_on_from_the_bookmark_and_shows_nothing_twice(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    _run(_service(log, tracker))
+    calls_before = len(tracker.calls)
+
+    _run(_service(log, tracker))
+    assert tracker.calls[calls_before:] == ["start"]
+
+    log.full_step(4, at_s=40)
+    _run(_service(log, tracker))
+
+    assert tracker.curve("ledger_total/trajectory/trained")[-1] == (4, 8.0)
+    assert tracker.versions[3]["state"] == "was_live"
+    assert tracker.calls[calls_before + 1 :].count("log_step") == 2
+
+
+@pytest.mark.parametrize("batch_records", [1, 2, 3, 7])
+def test_the_size_of_a_batch_changes_nothing(log: ProjectedLog, batch_records: int) -> None:
+    whole, small = FakeTracker(), FakeTracker()
+    _run(_service(log, whole))
+    _run(_service(log, small, batch_records=batch_records))
+
+    assert small.points == whole.points
+    assert small.versions == whole.versions
+
+
+@pytest.mark.parametrize("call", range(40))
+def test_a_tracker_that_fails_at_any_call_ends_up_with_the_same(log: ProjectedLog, call: int) -> None:
+    """Nothing lost, nothing twice: the failed batch is projected again from the log."""
+    healthy, sick = FakeTracker(), FakeTracker()
+    _run(_service(log, healthy, batch_records=4))
+    service = _service(log, sick, batch_records=4)
+    while len(sick.calls) < call and service.step():
+        pass
+    sick.fail_next = 3
+
+    for _ in range(10):
+        _run(service)
+        log.clock.advance(60)
+
+    assert sick.points == healthy.points
+    assert sick.versions == healthy.versions
+    assert sick.bookmark == healthy.bookmark
+
+
+def test_while_the_tracker_is_away_nothing_is_read_ahead(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    tracker.fail_next = 1
+    service = _service(log, tracker)
+
+    _run(service)
+    tracker.fail_next = 1_000_000
+    for _ in range(50):
+        log.clock.advance(1)
+        _run(service)
+
+    assert tracker.points == {}
+    assert tracker.bookmark is None
+    assert set(tracker.calls) == {"start"}
+
+
+def test_retries_back_off_and_one_warning_is_given(log: ProjectedLog, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = FakeTracker()
+    tracker.fail_next = 1_000_000
+    service = _service(log, tracker)
+
+    with caplog.at_level(logging.WARNING):
+        for _ in range(600):
+            _run(service)
+            log.clock.advance(1)
+
+    # 1 + 2 + 4 + ... seconds, then one try a minute.
+    assert 10 <= len(tracker.calls) <= 18
+    assert [record.message for record in caplog.records] == ["tracker_unavailable"]
+
+
+def test_a_deleted_experiment_stops_the_start_but_not_a_running_service(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    tracker.error = ConfigError("mlflow.experiment 'x' was deleted: restore it")
+    tracker.fail_next = 1
+    with pytest.raises(ConfigError, match="restore it"):
+        _run(_service(log, tracker))
+
+    service = _service(log, tracker)
+    _run(service)
+    log.full_step(4, at_s=40)
+    tracker.fail_next = 2
+    _run(service)
+    log.clock.advance(1)
+    _run(service)
+    log.clock.advance(60)
+    _run(service)
+
+    assert tracker.curve("critic/rewards/mean")[-1][0] == 4
+
+
+def test_a_replaced_run_gets_everything_again(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    service = _service(log, tracker)
+    _run(service)
+    whole = dict(tracker.points)
+    # Somebody deletes the run: the tracker opens another one, which has no bookmark.
+    tracker.points.clear()
+    tracker.bookmark = None
+    tracker.fail_next = 1
+    log.full_step(4, at_s=40)
+
+    _run(service)
+    log.clock.advance(1)
+    _run(service)
+
+    assert whole.items() <= tracker.points.items()
+    assert tracker.curve("critic/rewards/mean")[-1][0] == 4
+
+
+def test_a_rebuild_from_the_start_gives_the_same(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    _run(_service(log, tracker))
+    points, versions, bookmark = dict(tracker.points), dict(tracker.versions), tracker.bookmark
+
+    _run(_service(log, tracker, rebuild=True))
+
+    assert (tracker.points, tracker.versions, tracker.bookmark) == (points, versions, bookmark)
+    assert tracker.calls.count("log_step") > 10
+
+
+@pytest.mark.parametrize("bookmark", ["edited by hand", '{"ended":null,"ledger":9999,"policy":1,"totals":{}}'])
+def test_a_bookmark_that_cannot_be_of_this_log_is_ignored(log: ProjectedLog, bookmark: str) -> None:
+    tracker = FakeTracker()
+    tracker.bookmark = bookmark
+    _run(_service(log, tracker))
+
+    assert tracker.curve("critic/rewards/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+def test_an_unreadable_record_is_skipped_with_its_place(log: ProjectedLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.raw("demo.ledger", b"{broken")
+    log.full_step(4, at_s=40)
+    tracker = FakeTracker()
+    service = _service(log, tracker)
+    with caplog.at_level(logging.WARNING):
+        _run(service)
+
+    assert service.invalid_records == 1
+    assert [record.message for record in caplog.records] == ["projection_skips_record"]
+    assert tracker.curve("critic/rewards/mean")[-1][0] == 4
+
+
+def test_a_step_does_not_wait_for_a_tracker_that_hangs(log: ProjectedLog) -> None:
+    release = threading.Event()
+
+    class HangingTracker(FakeTracker):
+        def log_step(self, *args: object, **kwargs: object) -> None:
+            assert release.wait(60)
+
+    service = _service(log, HangingTracker(), background=in_thread)
+    try:
+        # If one of these waited, this test would never end: the tracker is released only afterwards.
+        for _ in range(2_000):
+            service.step()
+    finally:
+        release.set()
+    service.close(timeout_s=60)
+
+
+def test_close_waits_no_longer_than_it_is_told(log: ProjectedLog, caplog: pytest.LogCaptureFixture) -> None:
+    never: Future[str | None] = Future()
+    service = _service(log, FakeTracker(), background=lambda work: never)
+    service.step()
+
+    with caplog.at_level(logging.WARNING):
+        service.close(timeout_s=0.01)
+
+    assert [record.message for record in caplog.records] == ["tracker_not_closed"]
+
+
+def test_work_in_a_thread_brings_its_error_back() -> None:
+    def fails() -> str | None:
+        raise TrackerUnavailable("locked")
+
+    with pytest.raises(TrackerUnavailable, match="locked"):
+        in_thread(fails).result(timeout=60)
+    assert in_thread(lambda: "bookmark").result(timeout=60) == "bookmark"
