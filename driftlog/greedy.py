@@ -1,0 +1,79 @@
+"""Greedy success of a policy on the problems of the task: the most probable answer of each problem, judged once.
+
+The problems that were trained and the held-out ones are reported apart: with so few problems a policy
+memorises, and says little about what it never saw. Imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from driftlog.policies import initial_policy
+from driftlog.run_directory import RunDirectory
+from driftlog.wiring import open_store
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.countdown import FOUR, PAIRS
+from infra.model import load_policy
+from infra.ports import Completion, EngineRequest, Prompt
+from infra.prompt_sources import countdown_prompts
+from infra.rewards import countdown_reward
+from producers.engines.hf import HfEngine, HfEngineSettings
+from schemas.ids import GroupKey, RunId, group_id
+from schemas.trajectory import PromptRequest, Sampling
+
+_PASS = RunId("greedy")
+
+
+def greedy_report(config: Config, run: RunDirectory, manifest_uri: str, manifest_sha256: str) -> dict[str, float]:
+    """Success before (initial policy) and after (the version named), trained and held-out problems apart."""
+    before = initial_policy(config, run)
+    after, _ = open_store(config, run).fetch(manifest_uri, manifest_sha256)
+    encode = load_policy(before, config.model.dtype).encode
+    engine = HfEngine(HfEngineSettings(batching="mixed", dtype=config.model.dtype, threads=1), SystemClock())
+    report: dict[str, float] = {}
+    try:
+        for when, directory in (("before", before), ("after", after)):
+            engine.load(directory, 0)
+            engine.set_proof(0)
+            for prefix, held_out in (("", False), ("held_out_", True)):
+                prompts = countdown_prompts(encode, held_out=held_out, repeats={PAIRS: 1, FOUR: 1})
+                report[f"{prefix}greedy_success_{when}"] = _success(engine, prompts, directory, config)
+                report[f"{prefix}greedy_problems"] = float(len(prompts))
+    finally:
+        engine.close()
+    return report
+
+
+def _success(engine: HfEngine, prompts: tuple[Prompt, ...], directory: Path, config: Config) -> float:
+    policy_end = load_policy(directory, config.model.dtype).eos_token_id
+    sampling = Sampling(temperature=0.0, max_tokens=config.task.max_tokens, stop_token_ids=(policy_end,))
+    requests = {str(request.group_id): request for request in (_request(prompt, sampling) for prompt in prompts)}
+    for request in requests.values():
+        engine.submit(EngineRequest(request=request, rng_seed=0))
+    done: list[Completion] = []
+    while engine.busy():
+        done.extend(engine.poll())
+    reward = countdown_reward()
+    right = [reward.score(requests[completion.group_id], [completion])[0].value or 0.0 for completion in done]
+    return sum(right) / len(prompts)
+
+
+def _request(prompt: Prompt, sampling: Sampling) -> PromptRequest:
+    return PromptRequest(
+        group_id=group_id(GroupKey(run=_PASS, prompt=prompt.index, epoch=0, attempt=0)),
+        request_position=prompt.index,
+        prompt_id=prompt.prompt_id,
+        task=prompt.task,
+        epoch=0,
+        attempt=0,
+        group_size=1,
+        prompt_token_ids=prompt.token_ids,
+        prompt_text=prompt.text,
+        reference=dict(prompt.reference),
+        sampling=sampling,
+        intended_step=0,
+        min_version=0,
+        fallback_version=0,
+        issued_at_us=0,
+    )

@@ -1,0 +1,247 @@
+"""Builds each service from a configuration: the one place where services, ports and adapters meet.
+
+Heavy modules are imported inside the function that needs them: the coordinator and every command that only
+reads never load torch. Whatever is opened is released by the Assembly, in the reverse order.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftlog.broker_access import kafka_settings
+from driftlog.run_directory import RunDirectory
+from infra.clock import SystemClock
+from infra.config import Config
+from infra.policy_follower import PolicyFollower
+from infra.runner import Assembly, RingingExecutor
+from infra.wakeup import Wakeup
+from schemas.ids import RunId
+from schemas.topics import TOPICS, TopicName, topic
+
+if TYPE_CHECKING:
+    from infra.checkpoint_store import FsspecCheckpointStore
+    from infra.kafka_clients import KafkaSettings
+    from infra.kafka_reader import KafkaEventReader
+
+_WRITER_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What every service is built from."""
+
+    config: Config
+    run: RunDirectory
+    kafka: KafkaSettings
+    wakeup: Wakeup
+
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
+        return RunId(self.config.run.name)
+
+
+def site(config: Config, run: RunDirectory, bootstrap: str, wakeup: Wakeup) -> Site:
+    """Put together a Site."""
+    return Site(config=config, run=run, kafka=kafka_settings(config, bootstrap), wakeup=wakeup)
+
+
+def open_store(config: Config, run: RunDirectory) -> FsspecCheckpointStore:
+    """The checkpoint store of a run."""
+    from infra.checkpoint_store import FsspecCheckpointStore
+
+    root = run.checkpoints(config)
+    return FsspecCheckpointStore(root, config.run.name, cache_dir=run.path / "checkpoint-cache")
+
+
+def open_reader(at: Site, *names: TopicName) -> KafkaEventReader:
+    """A reader of whole topics from their beginnings."""
+    from infra.kafka_reader import KafkaEventReader
+
+    topics = {topic(at.run_id, name): TOPICS[name].partitions for name in names}
+    return KafkaEventReader(at.kafka, topics, "beginning", at.wakeup)
+
+
+def build_coordinator(at: Site) -> Assembly:
+    """The coordinator."""
+    from consumers.coordinator import CoordinatorPorts, CoordinatorService, CoordinatorSettings
+    from consumers.switching import SwitchRules
+    from infra.kafka_transactions import KafkaTransactionalWriter
+
+    settings = at.config.coordinator
+    with ExitStack() as stack:
+        policy, workers = KeptReader(stack), KeptReader(stack)
+        writer = KafkaTransactionalWriter(at.kafka, f"{at.run_id}-coordinator")
+        stack.callback(writer.close)
+        service = CoordinatorService(
+            CoordinatorSettings(
+                run=at.run_id,
+                rules=SwitchRules(
+                    run=at.run_id,
+                    mode=settings.mode,
+                    switch_deadline_s=settings.switch_deadline_s,
+                    keep=at.config.checkpoints.keep,
+                    min_workers=settings.min_workers,
+                ),
+                lease_s=settings.lease_s,
+                failed_switches_in_row=settings.failed_switches_in_row,
+            ),
+            CoordinatorPorts(
+                writer=writer,
+                open_policy=lambda: open_follower(at, policy),
+                open_workers=lambda: workers.put(open_reader(at, TopicName.WORKERS)),
+                store=open_store(at.config, at.run),
+                clock=SystemClock(),
+                new_id=short_id,
+            ),
+        )
+        return Assembly(service=service, wakeup=at.wakeup, resources=stack.pop_all())
+    raise AssertionError("unreachable: ExitStack swallows nothing")
+
+
+def build_projector(at: Site, *, rebuild: bool = False) -> Assembly:
+    """The projector to MLflow."""
+    from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings, in_thread
+    from infra.mlflow_tracker import MlflowSettings, MlflowTracker
+
+    clock = SystemClock()
+    with ExitStack() as stack:
+        reader = open_reader(at, TopicName.POLICY, TopicName.LEDGER)
+        stack.callback(reader.close)
+        tracker = MlflowTracker(
+            MlflowSettings(tracking_uri=mlflow_uri(at.config), experiment=at.config.mlflow.experiment), clock
+        )
+        settings = ProjectorSettings(run=at.run_id, params=flat_settings(at.config), rebuild=rebuild)
+        ports = ProjectorPorts(
+            reader=reader, tracker=tracker, clock=clock, background=lambda work: _ringing(in_thread(work), at.wakeup)
+        )
+        service = ProjectorService(settings, ports)
+        return Assembly(service=service, wakeup=at.wakeup, resources=stack.pop_all())
+    raise AssertionError("unreachable: ExitStack swallows nothing")
+
+
+def build_generator(at: Site, worker: str) -> Assembly:
+    """One generator."""
+    from driftlog.policies import initial_policy
+    from infra.kafka_group_reader import KafkaGroupReader
+    from infra.kafka_writer import KafkaEventWriter
+    from infra.rewards import countdown_reward
+    from producers.engines.hf import HfEngine, HfEngineSettings
+    from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
+    from producers.weights import WeightsSettings
+
+    config, clock = at.config, SystemClock()
+    generator = config.generator
+    engine = HfEngine(
+        HfEngineSettings(
+            batching=generator.batching,
+            max_batch_sequences=max(256, config.task.group_size),
+            dtype=config.model.dtype,
+            threads=generator.threads,
+        ),
+        clock,
+    )
+    # The tokenizer is part of the identity a worker joins under. These weights never serve: nothing is proven yet.
+    engine.load(initial_policy(config, at.run), 0)
+    settings = GeneratorSettings(
+        run=at.run_id,
+        worker=worker,
+        seed=config.run.seed,
+        weights=WeightsSettings(
+            run=at.run_id,
+            drain_timeout_s=generator.drain_timeout_s,
+            fetch_timeout_s=generator.fetch_timeout_s,
+            load_tries=generator.load_tries,
+            retry_wait_s=1.0,
+            probe_tolerance=generator.tolerance(config.model.dtype),
+        ),
+        max_groups_in_flight=generator.max_groups_in_flight,
+        heartbeat_s=generator.heartbeat_s,
+        lease_s=config.coordinator.lease_s,
+        park_timeout_s=generator.park_timeout_s,
+        keep_text=generator.keep_text,
+    )
+    with ExitStack() as stack:
+        policy = KeptReader(stack)
+        # Two threads: one may wait for the broker's answer while the other loads weights.
+        executor = RingingExecutor(2, at.wakeup)
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        writer = KafkaEventWriter(at.kafka)
+        stack.callback(writer.close, _WRITER_CLOSE_S)
+        prompts = KafkaGroupReader(at.kafka, f"{at.run_id}-generators", topic(at.run_id, TopicName.PROMPTS), at.wakeup)
+        prompts.leave()  # only an admitted worker takes part
+        stack.callback(prompts.close)
+        ports = GeneratorPorts(
+            follower=open_follower(at, policy),
+            prompts=prompts,
+            writer=writer,
+            engine=engine,
+            store=open_store(config, at.run),
+            reward=countdown_reward(),
+            executor=executor,
+            clock=clock,
+            new_id=short_id,
+        )
+        service = GeneratorService(settings, ports)
+        return Assembly(service=service, wakeup=at.wakeup, resources=stack.pop_all())
+    raise AssertionError("unreachable: ExitStack swallows nothing")
+
+
+def open_follower(at: Site, kept: KeptReader) -> PolicyFollower:
+    """A fold of policy from its beginning; the reader opened before is closed."""
+    return PolicyFollower(kept.put(open_reader(at, TopicName.POLICY)), topic(at.run_id, TopicName.POLICY))
+
+
+def short_id() -> str:
+    """Unique enough among the incarnations and switches of a run."""
+    return uuid.uuid4().hex[:12]
+
+
+def mlflow_uri(config: Config, environment: Mapping[str, str] | None = None) -> str:
+    """Where MLflow is: the environment, the configuration, or one database beside the runs."""
+    named = (os.environ if environment is None else environment).get("MLFLOW_TRACKING_URI") or config.mlflow.uri
+    if named:
+        return named
+    return f"sqlite:///{Path(config.run.directory).resolve() / 'mlflow.db'}"
+
+
+def flat_settings(config: Config) -> dict[str, str]:
+    """Every setting as `section.key` -> text."""
+    return {
+        f"{section}.{key}": str(value)
+        for section, values in config.model_dump(mode="json").items()
+        for key, value in values.items()
+        if (section, key) != ("kafka", "security")
+    }
+
+
+class KeptReader:
+    """Holds the newest of a series of readers; each new one closes the one before."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._close: Callable[[], None] | None = None
+        stack.callback(self.close)
+
+    def put(self, reader: KafkaEventReader) -> KafkaEventReader:
+        """Keep this one."""
+        self.close()
+        self._close = reader.close
+        return reader
+
+    def close(self) -> None:
+        """Close the one that is held."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+
+def _ringing(future: Future[str | None], wakeup: Wakeup) -> Future[str | None]:
+    future.add_done_callback(lambda _: wakeup.ring())
+    return future

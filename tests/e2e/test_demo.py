@@ -1,0 +1,107 @@
+"""A short demo through real services and a real broker, and the questions one asks afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.driving import Site, driftlog, leftovers, make_site, up
+
+SUMMARY_FIELDS = {
+    "versions_published", "versions_live", "groups_trained", "trajectories_in_log", "trajectories_trained", "dropped",
+    "dropped_groups", "undecided", "success_first", "success_last", "greedy_success_before", "greedy_success_after",
+    "held_out_greedy_success_before", "held_out_greedy_success_after", "policy_lag_histogram", "max_policy_lag_trained",
+    "tokens_generated", "wall_s", "trainer_idle_fraction", "generator_idle_fraction", "audit_findings", "audit_notices",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory, kafka_jars: Path) -> Site:
+    """One finished run, for every question of this module."""
+    site = make_site(tmp_path_factory.mktemp("demo"))
+    done = up(site, "run.versions=8", "generator.workers=2", "mlflow.enabled=true", options=("--json",))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == site.summary()
+    assert leftovers(site) == []
+    return site
+
+
+def test_summary_has_every_field_and_adds_up(demo: Site) -> None:
+    summary = demo.summary()
+
+    assert SUMMARY_FIELDS - summary.keys() == set()
+    assert summary["versions_published"] == 9
+    assert summary["groups_trained"] == 8 * 4
+    assert summary["undecided"] == 0
+    assert summary["trajectories_trained"] + sum(summary["dropped"].values()) == summary["trajectories_in_log"]
+    assert summary["max_policy_lag_trained"] <= 2
+    assert summary["audit_findings"] == 0
+
+
+def test_audit_of_the_stored_run_finds_nothing_and_starts_the_broker_itself(demo: Site) -> None:
+    done = driftlog("audit", "--directory", str(demo.runs), "--json")
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["errors"], report["ended"]) == (0, True)
+    assert report["counts"]["checkpoints_verified"] == 9
+    assert leftovers(demo) == []
+
+
+@pytest.fixture(scope="module")
+def broker(demo: Site) -> Iterator[Site]:
+    """The run with its broker up, so that each question need not start it."""
+    data = ("--run", "tiny", "--directory", str(demo.runs))
+    assert driftlog("broker", "start", *data).returncode == 0
+    yield demo
+    stopped = driftlog("down", *data, "--json")
+    assert json.loads(stopped.stdout) == {"tiny": ["broker"]}
+    assert leftovers(demo) == []
+
+
+def test_trace_tells_the_life_of_a_sample(broker: Site) -> None:
+    demo = broker
+    best = driftlog("samples", "--directory", str(demo.runs), "--version", "3", "--best", "--limit", "1", "--json")
+    assert best.returncode == 0, best.stderr
+    sample = json.loads(best.stdout)[0]
+
+    told = driftlog("trace", sample["trajectory_id"], "--directory", str(demo.runs))
+
+    assert told.returncode == 0, told.stderr
+    for word in ("request", "claim", "proof policy@", "trajectories[", "trained into version 3", "lag", "consumed"):
+        assert word in told.stderr
+
+
+def test_status_of_the_stored_run_says_that_it_ended(broker: Site) -> None:
+    demo = broker
+    done = driftlog("status", "--directory", str(demo.runs), "--json")
+
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert (status["state"], status["newest_version"], status["open_groups"]) == ("ended", 8, 0)
+
+
+def test_mlflow_has_the_run(demo: Site) -> None:
+    assert (demo.runs / "mlflow.db").exists()
+    assert "finished" in (demo.run().logs / "projector.log").read_text()
+
+
+def test_a_second_run_of_the_same_name_does_nothing_again(demo: Site) -> None:
+    before = demo.summary()
+
+    done = up(demo, "run.versions=8", "generator.workers=2", "mlflow.enabled=true")
+
+    assert done.returncode == 0, done.stderr
+    assert "has its 8 versions already" in done.stderr
+    assert demo.summary() == before
+
+
+def test_a_changed_learning_setting_is_refused_by_key(demo: Site) -> None:
+    done = up(demo, "run.versions=8", "trainer.learning_rate=2e-3")
+
+    assert done.returncode == 2
+    assert "trainer.learning_rate: 0.001 -> 0.002" in done.stderr
+    assert "Traceback" not in done.stderr
