@@ -21,7 +21,7 @@ from schemas.heartbeat import decode_heartbeat
 from schemas.ids import RunId
 from schemas.policy_events import AnyPolicyEvent, VersionRetired, encode_policy_event
 from schemas.policy_fold import PolicyFold
-from schemas.policy_state import Standing, WorkerKey
+from schemas.policy_state import Standing, VersionStatus, WorkerKey
 from schemas.topics import TopicName, topic
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class CoordinatorService:
     def _delete(self, version: int) -> None:
         assert self.follower is not None
         state = self.follower.fold.versions.get(version)
-        if state is None:
+        if state is None or _is_shared(self.follower.fold, version):
             return
         try:
             self._p.store.delete(state.event.manifest_uri)
@@ -267,3 +267,13 @@ class CoordinatorService:
                 type=policy_event.type,
                 **policy_event.model_dump(include={"version", "worker", "switch"}),
             )
+
+
+def _is_shared(fold: PolicyFold, version: int) -> bool:
+    """Another version that is not retired stands on the same checkpoint (a branch start does)."""
+    uri = fold.versions[version].event.manifest_uri
+    return any(
+        state.event.manifest_uri == uri and state.status is not VersionStatus.RETIRED
+        for number, state in fold.versions.items()
+        if number != version
+    )

@@ -191,7 +191,7 @@ class Projection:
         void = self._fold.apply(record.offset, event)
         rows = [] if void is not None else list(self._policy_rows(event, live_before))
         if self._fold.newest is not None:
-            self._fold.forget_below(self._fold.newest - _REMEMBERED_VERSIONS)
+            self._fold.forget_proofs_below(self._fold.newest - _REMEMBERED_VERSIONS)
         if record.offset < self._policy_shown:
             return []  # folded for what it means to later events; shown before
         self._policy_shown = record.offset + 1

@@ -157,7 +157,8 @@ def _retirements(fold: PolicyFold, rules: SwitchRules, now_us: int) -> list[ev.A
     if rules.keep == "all":
         return []
     alive = sorted(number for number, state in fold.versions.items() if state.status is not VersionStatus.RETIRED)
-    protected = {fold.live, fold.newest, fold.branch_from, fold.switch.event.version if fold.switch else None}
+    switching = fold.switch.event.version if fold.switch else None
+    protected = {fold.live, fold.newest, fold.branch_from, switching, fold.last_with_state(), *fold.pinned}
     return [
         ev.VersionRetired(run=rules.run, at_us=now_us, version=number, rule=f"keep={rules.keep}")
         for number in alive[: -rules.keep]

@@ -68,7 +68,7 @@ class RunState:
             if record.topic == self._policy:
                 self.fold.apply(record.offset, decode_policy_event(record.value))
                 if self.fold.newest is not None:
-                    self.fold.forget_below(self.fold.newest - _REMEMBERED_VERSIONS)
+                    self.fold.forget_proofs_below(self.fold.newest - _REMEMBERED_VERSIONS)
             elif record.topic == self._ledger:
                 self._apply_ledger(record)
             elif record.topic == self._workers:

@@ -180,6 +180,7 @@ def build_generator(at: Site, worker: str) -> Assembly:
         stack.callback(prompts.close)
         ports = GeneratorPorts(
             follower=open_follower(at, policy),
+            workers=KeptReader(stack).put(open_reader(at, TopicName.WORKERS)),
             prompts=prompts,
             writer=writer,
             engine=engine,

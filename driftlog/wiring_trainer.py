@@ -63,6 +63,7 @@ def build_trainer(at: Site) -> Assembly:
             open_policy=lambda: open_follower(at, policy_reader),
             open_ledger=lambda: open_reader(at, TopicName.LEDGER),
             trajectories=trajectories,
+            deadletters=KeptReader(stack).put(open_reader(at, TopicName.DEADLETTERS)),
             learner=learner,
             publication=Publication(
                 run=run,

@@ -49,7 +49,7 @@ class PolicyFollower:
             folded.append((record.offset, policy_event, void is not None))
         self.fold.skip_to(self._reader.positions()[(self._topic, 0)])
         if folded and self.fold.newest is not None:
-            self.fold.forget_below(self.fold.newest - self._remember_versions)
+            self.fold.forget_proofs_below(self.fold.newest - self._remember_versions)
         return folded
 
     def end_offset(self) -> int:

@@ -18,26 +18,26 @@ from infra.ports import (
     Clock,
     Delivery,
     EngineRequest,
+    EventReader,
     EventWriter,
     GenerationEngine,
     GroupReader,
     Message,
-    Record,
     RewardFunction,
 )
 from producers.assembly import ClaimedGroup, trajectories
-from producers.claims import Claims
+from producers.claim_watch import ClaimWatch
+from producers.intake import Intake, IntakeRules
 from producers.outbox import NotSent, Outbox
 from producers.pulse import Pulse
 from producers.switch_target import may_sample, may_serve
 from producers.weights import WeightsKeeper, WeightsSettings
-from schemas.errors import InvalidRecord, LogError
-from schemas.headers import control_headers, dead_letter_headers
+from schemas.errors import LogError
+from schemas.headers import control_headers
 from schemas.heartbeat import WorkerState
 from schemas.ids import RunId
 from schemas.policy_events import AnyPolicyEvent, WorkerJoined, WorkerLeft, encode_policy_event
 from schemas.policy_state import Standing, WorkerKey
-from schemas.prompt_codec import decode_request
 from schemas.topics import TopicName, topic
 from schemas.trajectory import Fingerprint
 
@@ -58,6 +58,8 @@ class GeneratorSettings:
     park_timeout_s: float
     """a request for a version we do not hold waits this long before it is taken under an older, allowed one"""
     keep_text: bool
+    poison_after: int = 2
+    """a request found in the last heartbeat of that many dead incarnations is not generated again"""
     rolling: bool = False
     """sample right after one's own proof, not only once the version is live"""
 
@@ -67,6 +69,8 @@ class GeneratorPorts:
     """The outside world of a worker."""
 
     follower: PolicyFollower
+    workers: EventReader
+    """heartbeats of all workers, from the beginning"""
     prompts: GroupReader
     writer: EventWriter
     engine: GenerationEngine
@@ -103,11 +107,15 @@ class GeneratorService:
         )
         self._outbox = Outbox(ports.writer, topic(settings.run, TopicName.TRAJECTORIES), self._source)
         self._pulse = Pulse(settings.run, settings.worker, ports.clock, settings.heartbeat_s)
-        self._claims = Claims()
-        self._parked: list[ClaimedGroup] = []
+        self._intake = Intake(
+            IntakeRules(run=settings.run, park_timeout_s=settings.park_timeout_s, poison_after=settings.poison_after),
+            prompts=ports.prompts,
+            writer=ports.writer,
+            watch=ClaimWatch(ports.workers),
+            clock=ports.clock,
+        )
         self._running: dict[str, ClaimedGroup] = {}
         self._joined: Delivery | None = None
-        self._subscribed = False
         ports.prompts.leave()  # a reader is a member from its beginning; partitions are for admitted workers only
         self._fresh_at_s = ports.clock.monotonic_s()
         self._ended_since_s: float | None = None
@@ -140,8 +148,8 @@ class GeneratorService:
         worked |= self._generate()
         worked |= self._publish()
         serving = may_serve(fold, self.me, self.weights.held, rolling=self._s.rolling) and not self._stopping
-        self._subscribe(fold.workers[self.me[0]].standing is Standing.ADMITTED and not self._stopping)
-        self._sync_assignment()
+        # Only admitted workers hold prompt partitions.
+        self._intake.subscribe(fold.workers[self.me[0]].standing is Standing.ADMITTED and not self._stopping)
         if serving and not self.weights.holds_back and self._is_fresh():
             worked |= self._take_requests()
         self._pulse_if_due()
@@ -223,29 +231,13 @@ class GeneratorService:
             reason=self._stop_reason or "stopped",
         )
         self._send_event(left)
+        self._beat()  # with no claims left: nobody shall think that this worker died over one
         self._finish(self._stop_reason or "stopped")
 
     def _finish(self, why: str) -> None:
         event(log, "worker_finished", worker=self._s.worker, why=why)
-        self._p.prompts.commit(self._claims.commits())
+        self._intake.commit()
         self.finished = True
-
-    def _subscribe(self, wanted: bool) -> None:
-        """Only admitted workers hold prompt partitions."""
-        if wanted and not self._subscribed:
-            self._p.prompts.rejoin()
-        elif not wanted and self._subscribed:
-            self._p.prompts.commit(self._claims.commits())
-            self._p.prompts.leave()
-        self._subscribed = wanted
-
-    def _sync_assignment(self) -> None:
-        owned = self._p.prompts.assignment() if self._subscribed else frozenset()
-        for partition in self._claims.owned() - owned:
-            self._claims.revoke(partition)
-            self._parked = [group for group in self._parked if group.partition != partition]
-        for partition in owned - self._claims.owned():
-            self._claims.assign(partition, self._p.prompts.committed(partition))
 
     def _is_fresh(self) -> bool:
         """Policy was read up to its end within one lease; a blind worker admits nothing."""
@@ -264,60 +256,13 @@ class GeneratorService:
     # ------------------------------------------------------------------ work
 
     def _take_requests(self) -> bool:
-        room = self._s.max_groups_in_flight - len(self._running) - len(self._outbox) - len(self._parked)
+        fold, held = self._p.follower.fold, self.weights.held
+        assert held is not None
+        room = self._s.max_groups_in_flight - len(self._running) - len(self._outbox) - len(self._intake)
         if room > 0 and not self._outbox.is_stuck:
-            for record in self._p.prompts.poll(room):
-                self._take_record(record)
-        return self._start_parked()
-
-    def _take_record(self, record: Record) -> None:
-        partition, offset = record.partition, record.offset
-        if not self._claims.take(partition, offset):
-            return
-        try:
-            request = decode_request(record.value, record.headers)
-        except InvalidRecord as error:
-            event(log, "poison_request", level=logging.WARNING, partition=partition, offset=offset, reason=str(error))
-            headers = dead_letter_headers(
-                record.headers, topic=record.topic, partition=partition, offset=offset, error=error
-            )
-            dead = topic(self._s.run, TopicName.DEADLETTERS)
-            try:
-                self._p.writer.send(Message(topic=dead, key=record.key or b"", value=record.value, headers=headers))
-            except LogError as unsent:  # not finished, so not committed: the next owner reads it again
-                event(log, "dead_letter_not_sent", level=logging.WARNING, reason=str(unsent))
-                return
-            self._claims.finish(partition, offset)
-            return
-        if request.group_id in self._running or request.group_id in self._outbox.group_ids():
-            return  # its partition went and came back meanwhile; the claim ends with the work that is under way
-        self._parked.append(
-            ClaimedGroup(
-                request=request,
-                partition=partition,
-                offset=offset,
-                incarnation=self._incarnation,
-                claimed_at_s=self._p.clock.monotonic_s(),
-            )
-        )
-
-    def _start_parked(self) -> bool:
-        """Start what may run under the weights held; drop what the trainer no longer waits for."""
-        fold, held, now_s = self._p.follower.fold, self.weights.held, self._p.clock.monotonic_s()
-        assert held is not None and fold.newest is not None
-        oldest_open = fold.versions[fold.newest].event.oldest_open_request
-        starting: list[ClaimedGroup] = []
-        parked: list[ClaimedGroup] = []
-        for group in self._parked:
-            if group.request.request_position < oldest_open:
-                self._claims.finish(group.partition, group.offset)
-            elif held >= group.request.min_version or (
-                held >= group.request.fallback_version and now_s - group.claimed_at_s >= self._s.park_timeout_s
-            ):
-                starting.append(group)
-            else:
-                parked.append(group)
-        self._parked = parked
+            under_way = frozenset(self._running) | self._outbox.group_ids()
+            self._intake.take(room, self._incarnation, fold, under_way)
+        starting = self._intake.startable(fold, held)
         for group in starting:
             self._running[group.request.group_id] = group
         if starting:
@@ -358,10 +303,8 @@ class GeneratorService:
     def _publish(self) -> bool:
         done = self._outbox.step()
         for partition, offset in done:
-            self._claims.finish(partition, offset)
-        commits = self._claims.commits()
-        if commits:
-            self._p.prompts.commit(commits)
+            self._intake.finish(partition, offset)
+        self._intake.commit()
         return bool(done)
 
     # ------------------------------------------------------------------ events

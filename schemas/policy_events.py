@@ -119,6 +119,8 @@ class VersionPublished(PolicyEvent):
     optimizer_step: int
     oldest_open_request: int
     """workers skip requests below this position"""
+    has_state: bool = True
+    """optimizer and RNG state were saved: training can go on from this version"""
 
 
 class SwitchStarted(PolicyEvent):
@@ -246,6 +248,30 @@ class VersionRetired(PolicyEvent):
     rule: str
 
 
+class VersionPinned(PolicyEvent):
+    """Somebody wants this version's weights kept, whatever the retention rule says.
+
+    >>> decode_policy_event(b'{"type": "VersionPinned", "run": "demo", "at_us": 1, "version": 3,'
+    ... b' "reason": "best so far"}').version
+    3
+    """
+
+    type: Literal["VersionPinned"] = "VersionPinned"
+    version: int
+    reason: str
+
+
+class VersionUnpinned(PolicyEvent):
+    """The retention rule applies to this version again.
+
+    >>> decode_policy_event(b'{"type": "VersionUnpinned", "run": "demo", "at_us": 1, "version": 3}').version
+    3
+    """
+
+    type: Literal["VersionUnpinned"] = "VersionUnpinned"
+    version: int
+
+
 class BranchStarted(PolicyEvent):
     """Training goes on from an older version: same weights under a new number, parent given.
 
@@ -283,6 +309,8 @@ AnyPolicyEvent = Annotated[
     | VersionFailed
     | WorkerAdmitted
     | VersionRetired
+    | VersionPinned
+    | VersionUnpinned
     | BranchStarted
     | RunEnded,
     Field(discriminator="type"),

@@ -45,6 +45,8 @@ class PolicyFold:
         """policy offset -> legal VersionLoaded"""
         self.failed_switches_in_row = 0
         self.last_failure: str = ""
+        self.pinned: set[int] = set()
+        """versions whose weights are kept whatever the retention rule says"""
         self.branch_from: int | None = None
         """BranchStarted was read, its VersionPublished not yet"""
         self.void_count = 0
@@ -70,22 +72,31 @@ class PolicyFold:
         """Step over transaction markers: everything below is folded."""
         self.read_up_to = max(self.read_up_to, next_offset)
 
-    def forget_below(self, version: int) -> None:
-        """Bound memory (G8): drop proofs and versions below, except the live one and those of an open switch."""
-        keep = {self.live, self.newest, self.switch.event.version if self.switch else None, self.branch_from}
-        for number in [v for v in self.versions if v < version and v not in keep]:
-            del self.versions[number]
-        for offset in [o for o, proof in self.proofs.items() if proof.version < version and proof.version not in keep]:
+    def forget_proofs_below(self, version: int) -> None:
+        """Bound memory (G8): drop proofs of versions below, except the live one's.
+
+        Versions themselves are kept, a few hundred bytes each: which event is legal depends on them, and services
+        that remembered different ones would disagree. So memory grows with the number of versions of the run."""
+        old = [o for o, proof in self.proofs.items() if proof.version < version and proof.version != self.live]
+        for offset in old:
             del self.proofs[offset]
 
     # ------------------------------------------------------------------ questions
 
     def version_at_depth(self, base: int, depth: int) -> int:
-        """The ancestor of `base` (or base itself) with that depth; the oldest remembered one if it is further back."""
+        """The ancestor of `base` (or base itself) with that depth; the nearest one to `base` where a branch has two."""
         current = self.versions[base]
-        while current.depth > depth and current.event.parent in self.versions:
+        while current.depth > depth and current.event.parent is not None:
             current = self.versions[current.event.parent]
         return current.event.version
+
+    def last_with_state(self) -> int | None:
+        """The newest version that was saved with optimizer state and is not retired."""
+        for number in sorted(self.versions, reverse=True):
+            state = self.versions[number]
+            if state.event.has_state and state.status is not VersionStatus.RETIRED:
+                return number
+        return None
 
     def is_current(self, key: WorkerKey) -> bool:
         """This incarnation is the worker's newest and neither left nor expired."""
@@ -106,8 +117,7 @@ class PolicyFold:
     def lag(self, version: int, base: int) -> int | Reason:
         """Policy lag of `version` against the weights `base`: training steps along the parent chain (G2).
 
-        Reason.OTHER_BRANCH when it is no ancestor of base (another branch, or from the future). A version below
-        what is remembered counts as older than everything remembered.
+        Reason.OTHER_BRANCH when it is no ancestor of base (another branch, or from the future).
         """
         if base not in self.versions:
             raise ValueError(f"version {base} is not in the fold")
@@ -123,8 +133,6 @@ class PolicyFold:
                 return Reason.OTHER_BRANCH
             if parent < version:
                 return Reason.OTHER_BRANCH
-            if parent not in self.versions:
-                return depth - current.depth + 1
             if parent == version:
                 return depth - self.versions[parent].depth
             current = self.versions[parent]
@@ -320,8 +328,22 @@ def _version_retired(fold: PolicyFold, offset: int, event: ev.VersionRetired) ->
     _require(state is not None and state.status is not VersionStatus.RETIRED, "no such version, or it is retired")
     assert state is not None
     _require(event.version not in (fold.live, fold.newest, fold.branch_from), "live, newest, or being branched from")
+    _require(event.version not in fold.pinned, "pinned")
+    _require(event.version != fold.last_with_state(), "the last version that training can go on from")
     _require(fold.switch is None or fold.switch.event.version != event.version, "in an open switch")
     state.status = VersionStatus.RETIRED
+
+
+def _version_pinned(fold: PolicyFold, offset: int, event: ev.VersionPinned) -> None:
+    state = fold.versions.get(event.version)
+    _require(state is not None and state.status is not VersionStatus.RETIRED, "no such version, or it is retired")
+    _require(event.version not in fold.pinned, "pinned already")
+    fold.pinned.add(event.version)
+
+
+def _version_unpinned(fold: PolicyFold, offset: int, event: ev.VersionUnpinned) -> None:
+    _require(event.version in fold.pinned, "not pinned")
+    fold.pinned.remove(event.version)
 
 
 def _run_ended(fold: PolicyFold, offset: int, event: ev.RunEnded) -> None:
@@ -348,5 +370,7 @@ _HANDLERS: dict[type[ev.PolicyEvent], Callable[[PolicyFold, int, Any], None]] = 
     ev.VersionFailed: _version_failed,
     ev.WorkerAdmitted: _worker_admitted,
     ev.VersionRetired: _version_retired,
+    ev.VersionPinned: _version_pinned,
+    ev.VersionUnpinned: _version_unpinned,
     ev.RunEnded: _run_ended,
 }

@@ -83,8 +83,9 @@ class Learner(Protocol):
         """One training step in memory. On an exception the state is undefined: `restore` before going on."""
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write model, config, tokenizer, optimizer, RNG state and probe into an empty directory.
+    def save(self, directory: Path, *, with_state: bool = True) -> None:
+        """Write model, config, tokenizer, probe, and (unless told otherwise) optimizer and RNG state into an empty
+        directory.
 
         The probe holds the sequences of the last batch whose log-probability moved most (fixed prompts before the
         first step) with their log-probabilities under the weights being saved."""

@@ -137,6 +137,12 @@ class Desk:
         self.decisions.extend(losing_rows(buffer, now_us))
         self._decide_records(buffer)
 
+    def abandon_everything(self, now_us: int) -> None:
+        """Another branch begins: what is open belongs to the one that is left."""
+        for buffer in self.assembler.buffers():
+            self.drop(buffer, Reason.ABANDONED, now_us)
+        self.replay.clear()
+
     def end_everything(self, now_us: int) -> None:
         """The closing transaction: whatever is still open ends with the run."""
         for buffer in self.assembler.buffers():

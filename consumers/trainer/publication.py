@@ -6,6 +6,7 @@ Directories carry an attempt id, so a zombie or a failed attempt never puts othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from consumers.trainer.batch import Learner
 from infra.ports import CheckpointStore, Clock
@@ -39,7 +40,9 @@ class Publication:
         self.last_publish_s = 0.0
         """seconds the last save took"""
 
-    def publish(self, *, version: int, parent: int | None, depth: int, oldest_open_request: int) -> VersionPublished:
+    def publish(
+        self, *, version: int, parent: int | None, depth: int, oldest_open_request: int, with_state: bool = True
+    ) -> VersionPublished:
         """Save the learner's weights and state; the event that will make them this version."""
         started_s = self._clock.monotonic_s()
         attempt_id = self._new_attempt_id()
@@ -48,12 +51,12 @@ class Publication:
             run=self._run,
             attempt_id=attempt_id,
             parent=parent,
-            has_state=True,
+            has_state=with_state,
             code_revision=self._code_revision,
             config_digest=self._config_digest,
             **fields,
         )
-        saved = self._store.save(attempt_id, self._learner.save, manifest)
+        saved = self._store.save(attempt_id, partial(self._learner.save, with_state=with_state), manifest)
         self.last_publish_s = self._clock.monotonic_s() - started_s
         return VersionPublished(
             run=self._run,
@@ -66,6 +69,7 @@ class Publication:
             bytes=saved.bytes,
             optimizer_step=manifest.optimizer_step,
             oldest_open_request=oldest_open_request,
+            has_state=with_state,
         )
 
     def restore(self, learner: Learner, published: VersionPublished) -> None:

@@ -75,6 +75,10 @@ class ReplayBuffer:
         """The value for the Position, oldest first."""
         return tuple(entry.group for entry in self._entries.values())
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries = {}
+
     # ------------------------------------------------------------------ after a restart
 
     def missing(self) -> set[RecordKey]:

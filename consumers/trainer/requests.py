@@ -47,8 +47,8 @@ class Head:
 
     version: int
     depth: int
-    publishing: bool
-    """it is published by this very transaction, so the fold does not know it yet"""
+    parent: int | None = None
+    """set when this very transaction publishes `version`, so that the fold does not know it yet"""
     step_is_full: bool = False
     """the step at hand takes no more groups (its refill rounds are used up): ask for the next one"""
 
@@ -137,7 +137,4 @@ def _version_at(depth: int, head: Head, fold: PolicyFold) -> int:
     """The version with that depth on the chain of `head`."""
     if depth >= head.depth:
         return head.version
-    if head.publishing:
-        assert fold.newest is not None
-        return fold.version_at_depth(fold.newest, depth)
-    return fold.version_at_depth(head.version, depth)
+    return fold.version_at_depth(head.version if head.parent is None else head.parent, depth)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 
+from consumers.trainer.branching import branch_origin
+from consumers.trainer.dead_letters import poisoned_group
 from consumers.trainer.deadlines import GroupDeadlines
 from consumers.trainer.desk import Desk
 from consumers.trainer.pacing import requests_to_issue
@@ -23,6 +25,7 @@ from infra.logs import event
 from infra.policy_follower import PolicyFollower
 from infra.ports import EventReader
 from schemas.errors import IllegalState, InvalidRecord, LogUnavailable, StepFailed, TransactionFailed
+from schemas.headers import DEAD_MESSAGE, header_text
 from schemas.ledger import AnyLedgerControl, PartitionProgress, Position, Reason
 from schemas.policy_fold import PolicyFold
 from schemas.topics import TOPICS, TopicName, topic
@@ -135,13 +138,19 @@ class TrainerService:
         """Go on from the committed state, or extend a run that ended."""
         fold = self._fold()
         newest = self._newest()
-        if fold.ended and self._s.requests.pacing.last_step <= fold.versions[newest].depth:
+        wish = self._s.branch
+        wants_branch = wish is not None and wish.when_newest == newest
+        if not wants_branch and fold.ended and self._s.requests.pacing.last_step <= fold.versions[newest].depth:
             self.phase = Phase.FINISHED
             return
-        self._p.publication.restore(self._p.learner, fold.versions[newest].event)
+        origin = branch_origin(fold, newest, self._s.branch)
+        self._p.publication.restore(self._p.learner, fold.versions[newest if origin is None else origin].event)
         desk = self._start_desk(control.position)
         event(log, "resumed", policy_version=newest, open_groups=len(control.position.open_groups))
-        if fold.ended:
+        if origin is not None:
+            event(log, "branched", level=logging.WARNING, from_version=origin, steps_given_up=fold.lag(origin, newest))
+            self._wrote(self._transactor.branch(desk, fold, origin))
+        elif fold.ended:
             self._wrote(self._transactor.extend(desk, fold))
         self.phase = Phase.RUNNING
 
@@ -150,6 +159,7 @@ class TrainerService:
         self._deadlines.restart((g.group_id for g in position.open_groups), self._p.clock.monotonic_s())
         for partition, offset in desk.read_from().items():
             self._p.trajectories.seek(self._trajectories_topic, partition, offset)
+        self._p.deadletters.seek(topic(self._s.run, TopicName.DEADLETTERS), 0, 0)
         self._undecided_since_s = None
         self._step_tries = 0
         self._refills = 0
@@ -162,12 +172,13 @@ class TrainerService:
         assert self.follower is not None
         worked = bool(self.follower.advance())
         worked |= self._ingest(desk)
+        self._read_dead_letters(desk)
         if fold.read_up_to < self._transactor.policy_barrier:
             return worked
         self._expire(desk)
         newest = self._newest()
         full = self._step_is_full(desk, fold.versions[newest].depth)
-        head = Head(version=newest, depth=fold.versions[newest].depth, publishing=False, step_is_full=full)
+        head = Head(version=newest, depth=fold.versions[newest].depth, step_is_full=full)
         if head.depth >= self._s.requests.pacing.last_step:
             return self._end_run(newest)
         if requests_to_issue(len(desk.assembler), head.depth, self._s.requests.pacing):
@@ -222,6 +233,16 @@ class TrainerService:
                 else:
                     desk.take_rows(key, rows, self._p.clock.now_us())
         return bool(records)
+
+    def _read_dead_letters(self, desk: Desk) -> None:
+        """A worker found a request in the last words of dead workers: its group is decided `poison_prompt`."""
+        for record in self._p.deadletters.poll(self._s.poll_records):
+            group_id = poisoned_group(record, self._s.run)
+            for buffer in desk.assembler.buffers():
+                if buffer.group.group_id == group_id:
+                    detail = (header_text(record.headers, DEAD_MESSAGE) or "")[:500]
+                    event(log, "poison_prompt", level=logging.WARNING, group=group_id, detail=detail)
+                    desk.drop(buffer, Reason.POISON_PROMPT, self._p.clock.now_us(), detail)
 
     def _expire(self, desk: Desk) -> None:
         """Close groups whose time is up, once everything that was in the log by then has been read."""
@@ -286,12 +307,13 @@ class TrainerService:
         desk.replayed(replayed, self._p.step_maker.age_weights.weight, now_us)
         desk.replay.expire(depth)
         self._refills = 0
-        issued = self._transactor.issue(desk, fold, Head(version=version_in + 1, depth=depth + 1, publishing=True))
+        issued = self._transactor.issue(desk, fold, Head(version=version_in + 1, depth=depth + 1, parent=version_in))
         published = self._p.publication.publish(
             version=version_in + 1,
             parent=version_in,
             depth=depth + 1,
             oldest_open_request=oldest_request(desk, issued),
+            with_state=(depth + 1) % self._s.state_every == 0 or depth + 1 >= self._s.requests.pacing.last_step,
         )
         desk.adopt(issued)
         control = self._p.step_maker.completed(

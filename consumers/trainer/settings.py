@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from consumers.trainer.batch import Learner
+from consumers.trainer.branching import BranchWish
 from consumers.trainer.publication import Publication
 from consumers.trainer.replay import ReplayRules
 from consumers.trainer.requests import RequestRules
@@ -38,6 +39,9 @@ class TrainerSettings:
     """bounds memory: more are settled before anything else is read"""
     poll_records: int = 64
     step_tries: int = 3
+    state_every: int = 1
+    """optimizer state is saved with every K-th version (and the last one); a restart from another one branches"""
+    branch: BranchWish | None = None
     recoveries_in_row: int = 10
     last_switch_wait_s: float = 10.0
     """the run ends once its last version is live, or this long after it was published"""
@@ -51,6 +55,8 @@ class TrainerPorts:
     open_policy: Callable[[], PolicyFollower]
     open_ledger: Callable[[], EventReader]
     trajectories: EventReader
+    deadletters: EventReader
+    """from the beginning; workers name there the prompts that kill them"""
     learner: Learner
     publication: Publication
     step_maker: StepMaker

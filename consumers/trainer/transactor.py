@@ -9,7 +9,7 @@ from consumers.trainer.requests import Head, Issued, issue
 from consumers.trainer.settings import TrainerPorts, TrainerSettings
 from consumers.trainer.transactions import GroupScores, Transaction
 from schemas.ledger import AnyLedgerControl, LedgerEnded, Settled, StepCompleted
-from schemas.policy_events import AnyPolicyEvent, RunEnded, RunStarted, VersionPublished
+from schemas.policy_events import AnyPolicyEvent, BranchStarted, RunEnded, RunStarted, VersionPublished
 from schemas.policy_fold import PolicyFold
 from schemas.topics import TopicName, topic
 
@@ -41,7 +41,7 @@ class Transactor:
 
     def begin(self, desk: Desk, fold: PolicyFold, published: VersionPublished) -> Issued:
         """The first transaction of a run: RunStarted, version 0, Settled, the first requests."""
-        issued = self.issue(desk, fold, Head(version=0, depth=0, publishing=True))
+        issued = self.issue(desk, fold, Head(version=0, depth=0))
         desk.adopt(issued)
         self._write(desk, self._settled(desk, fold, "first"), 0, issued, (self._run_started(0), published))
         return issued
@@ -49,11 +49,37 @@ class Transactor:
     def extend(self, desk: Desk, fold: PolicyFold) -> Issued:
         """A run that ended goes on: RunStarted with the next segment, Settled, requests."""
         assert fold.segment is not None and fold.newest is not None
-        head = Head(version=fold.newest, depth=fold.versions[fold.newest].depth, publishing=False)
+        head = Head(version=fold.newest, depth=fold.versions[fold.newest].depth)
         issued = self.issue(desk, fold, head)
         desk.adopt(issued)
         started = self._run_started(fold.segment + 1)
         self._write(desk, self._settled(desk, fold, "extended"), fold.newest, issued, (started,))
+        return issued
+
+    def branch(self, desk: Desk, fold: PolicyFold, from_version: int) -> Issued:
+        """Go on from an older version: the same weights under a new number, all open groups abandoned and reissued."""
+        assert fold.newest is not None
+        origin = fold.versions[from_version].event
+        version, now_us = fold.newest + 1, self._p.clock.now_us()
+        desk.abandon_everything(now_us)
+        issued = self.issue(desk, fold, Head(version=version, depth=origin.depth, parent=from_version))
+        published = origin.model_copy(
+            update={
+                "at_us": now_us,
+                "version": version,
+                "parent": from_version,
+                "oldest_open_request": oldest_request(desk, issued),
+            }
+        )
+        desk.adopt(issued)
+        policy: tuple[AnyPolicyEvent, ...] = (
+            BranchStarted(run=self._s.run, at_us=now_us, from_version=from_version),
+            published,
+        )
+        if fold.ended:
+            assert fold.segment is not None
+            policy = (self._run_started(fold.segment + 1), *policy)
+        self._write(desk, self._settled(desk, fold, f"branch from version {from_version}"), version, issued, policy)
         return issued
 
     def settle(self, desk: Desk, fold: PolicyFold, head: Head, why: str) -> Issued:

@@ -70,9 +70,10 @@ class TinyLearner:
             metrics=metrics, scores=scores, optimizer_step=self.steps, skipped=False, rng_digest=self.weights[:8]
         )
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, with_state: bool = True) -> None:
         (directory / WEIGHTS_NAME).write_text(self.weights)
-        (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps}))
+        if with_state:
+            (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps}))
         (directory / PROBE_NAME).write_bytes(self._probe())
 
     def _probe(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ KINDS: tuple[Kind, ...] = (
 # Longer than the lease of 6 s: the worker is expired while it lives.
 _FREEZE_S = (8.0, 14.0)
 _OTHERS_S = (0.5, 5.0)
+_SPARED_CALLS = (0, 50, 100, 200, 400)
+_TRIES = {"transaction.commit": 2, "transaction.end": 3, "store.save": 3, "store.fetch": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,21 @@ class FaultyWorld(World):
         self.faults = faults_of(plan.seed, plan) if faults is None else faults
         self.lost_acks = lost_acks
         self._begun: set[int] = set()
+
+    def _hook(self, process: Process) -> Callable[[str, str], None]:
+        """As World._hook, but each life is spared for a while: otherwise most die while they read back their state."""
+        die = super()._hook(process)
+        spared, calls = self.random.choice(_SPARED_CALLS), 0
+
+        def on_call(name: str, phase: str) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > spared:
+                # A call in the middle of a commit or a checkpoint is rare, and the best place to die.
+                for _ in range(_TRIES.get(name, 1)):
+                    die(name, phase)
+
+        return on_call
 
     def run(self) -> None:
         """As World.run; whoever looks at the log afterwards finds it there."""

@@ -27,6 +27,7 @@ from tests.sim.world import Plan
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 CRASHES = Plan(seed=0, crash_probability=0.06, faults_until_s=12.0, limit_s=90.0)
+TRAINER_DIES = replace(CRASHES, crashable=("trainer",), versions=12, groups_per_step=3)
 
 
 def dropped_rows_get_no_decision(patch: pytest.MonkeyPatch) -> None:
@@ -125,15 +126,15 @@ def a_group_is_dropped_and_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: tuple[tuple[Patch, Plan, int, str], ...] = (
-    (dropped_rows_get_no_decision, CRASHES, 5, "G1"),
+    (dropped_rows_get_no_decision, TRAINER_DIES, 5, "G1"),
     (the_lag_limit_is_ignored, replace(CRASHES, max_lag=1, run_ahead=3, versions=9), 5, "G2"),
     (a_version_is_activated_without_acks, CRASHES, 2, "G4"),
-    (positions_skip_what_is_undecided, CRASHES, 5, "G1"),
-    (a_restart_decides_again, CRASHES, 3, "G1"),
+    (positions_skip_what_is_undecided, TRAINER_DIES, 8, "G1"),
+    (a_restart_decides_again, TRAINER_DIES, 4, "G1"),
     (a_worker_acks_before_it_loads, replace(CRASHES, crash_probability=0.0), 1, "G3"),
     (a_slot_is_freed_twice, replace(CRASHES, crash_probability=0.0), 1, "G8"),
     (dropped_groups_are_not_replaced, replace(CRASHES, group_timeout_s=1.0), 5, "liveness"),
-    (a_step_is_computed_on_weights_that_were_not_put_back, CRASHES, 5, "G5"),
+    (a_step_is_computed_on_weights_that_were_not_put_back, TRAINER_DIES, 8, "G5"),
     (a_group_is_dropped_and_forgotten, replace(CRASHES, group_timeout_s=2.0), 5, "G1"),
 )
 

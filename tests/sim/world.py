@@ -213,6 +213,7 @@ class World:
             open_policy=lambda: self._follower(client),
             open_ledger=lambda: client.reader({ledger: 1}, "beginning"),
             trajectories=client.reader({trajectories: TOPICS[TopicName.TRAJECTORIES].partitions}, "beginning"),
+            deadletters=client.reader({topic(RUN, TopicName.DEADLETTERS): 1}, "beginning"),
             learner=learner,
             publication=Publication(
                 run=RUN,
@@ -269,6 +270,7 @@ class World:
             )
             ports = GeneratorPorts(
                 follower=self._follower(client),
+                workers=client.reader({topic(RUN, TopicName.WORKERS): 1}, "beginning"),
                 prompts=client.group_reader(f"{RUN}-generators", topic(RUN, TopicName.PROMPTS)),
                 writer=client.writer(),
                 engine=TinyEngine(self.clock),

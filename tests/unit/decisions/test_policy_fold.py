@@ -360,17 +360,15 @@ def test_the_ancestor_at_a_depth_is_found_along_the_branch() -> None:
     assert [script.fold.version_at_depth(5, depth) for depth in (2, 1, 0)] == [5, 4, 0]
 
 
-def test_forgetting_bounds_memory_keeps_what_is_in_use_and_forgotten_versions_are_older_than_all_others() -> None:
-    script, proofs = running(G0, versions=6)
+def test_old_proofs_are_forgotten_but_those_of_the_live_version_and_all_versions_are_kept() -> None:
+    script, _ = running(G0, versions=6)
     script.published(6)
     script.published(7)
-    script.fold.forget_below(7)
+    script.fold.forget_proofs_below(7)
 
-    assert set(script.fold.versions) == {5, 7}
     assert {proof.version for proof in script.fold.proofs.values()} == {5}
-    assert script.fold.lag(7, 7) == 0
-    assert script.fold.lag(2, 7) == 1, "version 6 is the oldest step it knows of: everything else is older"
-    assert script.fold.version_at_depth(7, 0) == 7
+    assert set(script.fold.versions) == set(range(8)), "legality depends on them: nobody may remember others"
+    assert script.fold.lag(2, 7) == 5
 
 
 def test_memory_of_void_events_is_bounded_and_their_number_is_not_lost() -> None:
@@ -393,16 +391,3 @@ def test_offsets_go_forward_and_may_have_gaps() -> None:
     assert fold.read_up_to == 6
     with pytest.raises(ValueError, match="policy offset 2 was folded already"):
         fold.apply(2, script.events[0])
-
-
-def test_a_version_beside_a_forgotten_branch_point_is_no_ancestor() -> None:
-    """The branch leaves version 1, which is forgotten; version 3 lies on the branch that was left."""
-    script, _ = running(G0, versions=4)
-    script.branched(1)
-    script.published(4, parent=1, depth=1)
-    script.fold.forget_below(3)
-
-    assert 1 not in script.fold.versions
-    assert script.fold.lag(2, 4) is Reason.OTHER_BRANCH
-    assert script.fold.lag(3, 4) is Reason.OTHER_BRANCH
-    assert script.fold.lag(0, 4) == 1

@@ -43,7 +43,7 @@ def old(group_id: str, **changes: Any) -> OpenGroup:
 
 
 def test_the_first_requests_fill_the_step_at_hand_and_the_run_ahead() -> None:
-    issued = ask(PolicyFold(), Head(version=0, depth=0, publishing=True))
+    issued = ask(PolicyFold(), Head(version=0, depth=0))
 
     assert [r.group_id for r in issued.requests] == [f"demo/p{i:06d}/e0/a0" for i in range(4)]
     assert [r.request_position for r in issued.requests] == [0, 1, 2, 3]
@@ -54,7 +54,7 @@ def test_the_first_requests_fill_the_step_at_hand_and_the_run_ahead() -> None:
 
 
 def test_the_source_goes_round_and_the_epoch_counts_the_rounds() -> None:
-    issued = ask(PolicyFold(), Head(version=0, depth=0, publishing=True), cursor=Cursor(next_request=3, prompt_cursor=3))
+    issued = ask(PolicyFold(), Head(version=0, depth=0), cursor=Cursor(next_request=3, prompt_cursor=3))
 
     assert [r.group_id for r in issued.requests] == [
         "demo/p000003/e0/a0",
@@ -69,7 +69,7 @@ def test_a_dropped_prompt_is_asked_for_again_with_the_next_attempt_before_fresh_
     again = (old("demo/p000002/e0/a0"), old("demo/p000003/e1/a1"))
 
     issued = ask(
-        script.fold, Head(version=3, depth=3, publishing=False), again=again, cursor=Cursor(next_request=20, prompt_cursor=9)
+        script.fold, Head(version=3, depth=3), again=again, cursor=Cursor(next_request=20, prompt_cursor=9)
     )  # fmt: skip
 
     assert [r.group_id for r in issued.requests] == [
@@ -90,7 +90,7 @@ def test_versions_asked_for_are_steps_back_along_the_chain_and_never_above_the_n
     script, _ = running(G0, versions=6)
     open_groups = (old("demo/p000000/e0/a0", intended_step=5), old("demo/p000001/e0/a0", intended_step=5))
 
-    issued = ask(script.fold, Head(version=5, depth=5, publishing=False), open_groups=open_groups)
+    issued = ask(script.fold, Head(version=5, depth=5), open_groups=open_groups)
 
     assert [r.intended_step for r in issued.requests] == [6, 6]
     assert [r.min_version for r in issued.requests] == [5, 5]
@@ -100,7 +100,7 @@ def test_versions_asked_for_are_steps_back_along_the_chain_and_never_above_the_n
 def test_a_version_that_the_transaction_itself_publishes_can_be_asked_for() -> None:
     script, _ = running(G0, versions=3)
 
-    issued = ask(script.fold, Head(version=3, depth=3, publishing=True))
+    issued = ask(script.fold, Head(version=3, depth=3, parent=2))
 
     assert [r.min_version for r in issued.requests] == [2, 2, 3, 3]
     assert [r.fallback_version for r in issued.requests] == [1, 1, 2, 2]
@@ -112,7 +112,7 @@ def test_on_a_branch_the_versions_are_those_of_the_branch() -> None:
     script.published(4, parent=1, depth=1)
     script.published(5, parent=4, depth=2)
 
-    issued = ask(script.fold, Head(version=5, depth=2, publishing=False))
+    issued = ask(script.fold, Head(version=5, depth=2))
 
     assert [r.min_version for r in issued.requests] == [4, 4, 5, 5]
     assert [r.fallback_version for r in issued.requests] == [0, 0, 4, 4]
@@ -121,11 +121,11 @@ def test_on_a_branch_the_versions_are_those_of_the_branch() -> None:
 def test_nothing_is_asked_for_beyond_the_last_step() -> None:
     script, _ = running(G0, versions=11)
 
-    assert ask(script.fold, Head(version=10, depth=10, publishing=False)).requests == ()
-    assert len(ask(script.fold, Head(version=9, depth=9, publishing=False)).requests) == 2
+    assert ask(script.fold, Head(version=10, depth=10)).requests == ()
+    assert len(ask(script.fold, Head(version=9, depth=9)).requests) == 2
 
 
-@pytest.mark.parametrize("head", [Head(version=0, depth=0, publishing=True)])
+@pytest.mark.parametrize("head", [Head(version=0, depth=0)])
 def test_a_request_carries_everything_a_worker_needs(head: Head) -> None:
     request = ask(PolicyFold(), head).requests[0]
 

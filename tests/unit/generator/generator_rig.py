@@ -55,6 +55,7 @@ class GeneratorRig:
         )  # fmt: skip
         ports = GeneratorPorts(
             follower=PolicyFollower(client.reader({name: 1}, "beginning"), name),
+            workers=client.reader({topic(RUN, TopicName.WORKERS): 1}, "beginning"),
             prompts=client.group_reader("demo-generators", topic(RUN, TopicName.PROMPTS)),
             writer=client.writer(),
             engine=engine or self.engine,
