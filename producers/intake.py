@@ -17,6 +17,7 @@ from producers.claims import Claims
 from schemas.errors import InvalidRecord, LogError
 from schemas.headers import dead_letter_headers
 from schemas.ids import RunId
+from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
 from schemas.prompt_codec import decode_request
 from schemas.topics import TopicName, topic
@@ -81,8 +82,10 @@ class Intake:
     def startable(self, fold: PolicyFold, held: int) -> list[ClaimedGroup]:
         """Claimed requests that may run under the version held; what the trainer no longer waits for is dropped.
 
-        A request for a newer version waits a while, then runs under an older one that is still allowed."""
+        A request for a newer version waits a while, then runs under an older one that is still allowed. Weights of
+        another branch than the newest version's would be sampled for nothing: all wait for the switch."""
         assert fold.newest is not None
+        on_branch = not isinstance(fold.lag(held, fold.newest), Reason)
         oldest_open = fold.versions[fold.newest].event.oldest_open_request
         now_s = self._clock.monotonic_s()
         starting: list[ClaimedGroup] = []
@@ -91,7 +94,9 @@ class Intake:
             waited = now_s - group.claimed_at_s >= self._rules.park_timeout_s
             if group.request.request_position < oldest_open:
                 self._claims.finish(group.partition, group.offset)
-            elif held >= group.request.min_version or (waited and held >= group.request.fallback_version):
+            elif on_branch and (
+                held >= group.request.min_version or (waited and held >= group.request.fallback_version)
+            ):
                 starting.append(group)
             else:
                 parked.append(group)

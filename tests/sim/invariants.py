@@ -97,26 +97,31 @@ def _rows(world: World, decisions: list, end: LedgerEnded) -> list[str]:
     return problems + [f"G1: prompt {p} of one pass trained {n} times" for p, n in prompts.items() if n != 1]
 
 
-def _steps(
-    world: World, steps: list[StepCompleted], fold: PolicyFold, decisions: list, end: LedgerEnded
-) -> list[str]:
+def _steps(world: World, steps: list[StepCompleted], fold: PolicyFold, decisions: list, end: LedgerEnded) -> list[str]:
     problems = []
-    if [s.version_out for s in steps] != list(range(1, world.plan.versions + 1)):
+    made = {step.version_out: step for step in steps}
+    if len(made) != len(steps):
         problems.append(f"G5: versions of the steps are {[s.version_out for s in steps]}")
-    if fold.newest != world.plan.versions or not fold.ended:
+    if fold.versions[fold.newest].depth != world.plan.versions or not fold.ended:
         problems.append(f"G5: newest version {fold.newest}, ended {fold.ended}")
+    weights = {}
+    for number, state in sorted(fold.versions.items()):
+        parent = state.event.parent
+        if number in made:
+            weights[number] = next_weights(weights[made[number].version_in], made[number].batch_digest)
+            if made[number].version_in != parent:
+                problems.append(f"G5: version {number} was trained from {made[number].version_in}, parent is {parent}")
+        else:  # version 0, or the start of a branch: the same weights under a new number
+            weights[number] = INITIAL_WEIGHTS if parent is None else weights[parent]
     # The end waits for the last switch, but not for ever: workers may be gone.
     if fold.live != fold.newest and end.at_us - steps[-1].at_us < LAST_SWITCH_WAIT_US:
         problems.append(f"G4: the last version {fold.newest} never became live (live: {fold.live})")
-    weights = INITIAL_WEIGHTS
-    for step in steps:
-        weights = next_weights(weights, step.batch_digest)
     published = fold.versions[fold.newest].event
     assert isinstance(published, VersionPublished)
     directory, _ = world.store().fetch(published.manifest_uri, published.manifest_sha256)
-    if (directory / "model.safetensors").read_text() != weights:
+    if (directory / "model.safetensors").read_text() != weights[fold.newest]:
         problems.append("G5: the last weights are not what the ledger's steps give: an update was repeated or lost")
-    full = world.plan.groups_per_step * world.plan.versions
+    full = world.plan.groups_per_step * len(steps)
     trained = sum(d.subject is Subject.GROUP and d.decision is Decision.TRAINED for d in decisions)
     # With zero-variance groups filtered out a step may take fewer groups; it never takes more.
     right = 0 < trained <= full if world.plan.filter_zero_variance else trained == full

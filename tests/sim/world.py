@@ -16,6 +16,7 @@ from typing import Protocol
 from consumers.coordinator import CoordinatorPorts, CoordinatorService, CoordinatorSettings
 from consumers.switching import SwitchRules
 from consumers.trainer.admission import AdmissionRules
+from consumers.trainer.branching import BranchWish
 from consumers.trainer.pacing import PacingRules
 from consumers.trainer.publication import Publication
 from consumers.trainer.replay import ReplayRules
@@ -73,6 +74,8 @@ class Plan:
     group_timeout_s: float = 12.0
     replay: ReplayRules = field(default_factory=ReplayRules)
     filter_zero_variance: bool = False
+    state_every: int = 1
+    branch: BranchWish | None = None
 
 
 @dataclass(slots=True)
@@ -207,6 +210,8 @@ class World:
             code_revision="sim",
             group_timeout_s=plan.group_timeout_s,
             replay=plan.replay,
+            state_every=plan.state_every,
+            branch=plan.branch,
         )
         ports = TrainerPorts(
             writer=client.transactional_writer(f"{RUN}-trainer"),
