@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMP := $(VENV)/.stamps
+PARITY := .venv-parity
 CONFIG ?= configs/countdown.toml
 RUN ?=
 RUN_ARGS := $(if $(RUN),--run $(RUN))
@@ -118,10 +119,19 @@ chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT
 	$(PY) -m benchmarks.chaos --smoke
 
 sim: $(STAMP)/project  ## the deterministic simulator over many seeds; last line RESULT {json}
-	$(PY) -m tests.sim.run $(SIM_ARGS)
+	$(PY) -m tests.sim $(SIM_ARGS)
 
-parity: $(STAMP)/project  ## engine against trainer log-probabilities; last line RESULT {json}
-	$(PY) -m benchmarks.parity
+parity: $(PARITY)/.installed  ## the objective beside TRL and verl, option by option (own environment); last line RESULT {json}
+	$(PARITY)/bin/python -m benchmarks.parity $(PARITY_ARGS)
+
+# The oracles see the packages of .venv through parent.pth, written last: pip must not take those for its own.
+$(PARITY)/.installed: benchmarks/parity/requirements.txt $(STAMP)/project
+	$(PY) -m venv --clear $(PARITY)
+	$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+		-r benchmarks/parity/requirements.txt
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; own=$$($(PARITY)/bin/python -c "$$site"); \
+		realpath --relative-to="$$own" "$$($(PY) -c "$$site")" > "$$own/parent.pth"
+	@touch $@
 
 lag-study: setup  ## what staleness costs, by lag and objective; last line RESULT {json}
 	$(PY) -m benchmarks.lag_study

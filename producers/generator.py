@@ -149,7 +149,7 @@ class GeneratorService:
         worked |= self._publish()
         serving = may_serve(fold, self.me, self.weights.held, rolling=self._s.rolling) and not self._stopping
         # Only admitted workers hold prompt partitions.
-        self._intake.subscribe(fold.workers[self.me[0]].standing is Standing.ADMITTED and not self._stopping)
+        self._intake.subscribe(fold.workers[self.me[0]].standing is Standing.ADMITTED)
         if serving and not self.weights.holds_back and self._is_fresh():
             worked |= self._take_requests()
         self._pulse_if_due()
@@ -160,6 +160,9 @@ class GeneratorService:
 
     def close(self) -> None:
         """Stop at once; what runs is generated again by others."""
+        left = sorted({*self._running, *self._outbox.group_ids()})
+        if left:
+            event(log, "left_unpublished", level=logging.WARNING, groups=len(left), ids=" ".join(left))
         self._p.prompts.close()
         self._p.engine.close()
 
@@ -236,7 +239,7 @@ class GeneratorService:
 
     def _finish(self, why: str) -> None:
         event(log, "worker_finished", worker=self._s.worker, why=why)
-        self._intake.commit()
+        self._intake.subscribe(False)
         self.finished = True
 
     def _is_fresh(self) -> bool:

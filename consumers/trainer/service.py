@@ -180,7 +180,7 @@ class TrainerService:
         full = self._step_is_full(desk, fold.versions[newest].depth)
         head = Head(version=newest, depth=fold.versions[newest].depth, step_is_full=full)
         if head.depth >= self._s.requests.pacing.last_step:
-            return self._end_run(newest)
+            return self._end_run(head)
         if requests_to_issue(len(desk.assembler), head.depth, self._s.requests.pacing):
             self._settle(desk, head, "requests")
             return True
@@ -260,7 +260,9 @@ class TrainerService:
                         judge_group(buffer, self._fold(), self._newest(), self._s.selection, group_size=size)
                         is not None
                     ):
-                        continue  # it is in, and waits for others
+                        # It is in, and waits for others: ask again after another time-out, not at every step.
+                        self._deadlines.add([buffer.group.group_id], self._p.clock.monotonic_s())
+                        continue
                     reason, detail = Reason.UNPROVEN, "complete, but its proofs never appeared in policy"
                 elif here:
                     reason, detail = Reason.INCOMPLETE, f"{here}/{size} members after {self._s.group_timeout_s:g} s"
@@ -292,8 +294,8 @@ class TrainerService:
         fold, clock = self._fold(), self._p.clock
         depth = fold.versions[version_in].depth
         replayed = desk.replay.choose(fold, version_in, self._s.selection.admission)
-        prepared = self._p.step_maker.prepare(groups, replayed, version_in=version_in, depth_in=depth)
         try:
+            prepared = self._p.step_maker.prepare(groups, replayed, version_in=version_in, depth_in=depth)
             outcome = self._p.step_maker.train(self._p.learner, prepared)
         except StepFailed as failure:
             self._step_failed(desk, groups, version_in, failure)
@@ -351,15 +353,18 @@ class TrainerService:
         self._undecided_since_s = None
         self._deadlines.add((g.group_id for g in issued.groups), self._p.clock.monotonic_s())
 
-    def _end_run(self, newest: int) -> bool:
+    def _end_run(self, head: Head) -> bool:
         """The closing transaction, after everything that lies in the log by now was read."""
-        desk, now_s = self._require_desk(), self._p.clock.monotonic_s()
+        desk, now_s, newest = self._require_desk(), self._p.clock.monotonic_s(), head.version
         if self._last_published_s is None:
             self._last_published_s = now_s
         if self._fold().live != newest and now_s - self._last_published_s < self._s.last_switch_wait_s:
             return False  # nothing is held up: the training is done, its last version is being proven
         if not self._deadlines.caught_up(self._p.trajectories):
-            return False
+            if not self._settle_is_due(desk):
+                return False
+            self._settle(desk, head, "decisions")  # above the bound nothing more would be read
+            return True
         desk.end_everything(self._p.clock.now_us())
         self._transactor.end(desk, self._fold(), newest)
         event(log, "run_ended", policy_version=newest)

@@ -1,7 +1,7 @@
 """Run the simulator by hand: one seed again, or many. The last line is `RESULT {json}`; exit 1 when anything failed.
 
-    python -m tests.sim --seed 17 --crash 0.05          a failing seed again
-    python -m tests.sim --seeds 500                     what continuous integration runs
+python -m tests.sim --seed 17 --crash 0.05          a failing seed again
+python -m tests.sim --seeds 500                     what continuous integration runs
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     started_s, failed, restarts, virtual_s = time.perf_counter(), [], 0, 0.0
     with tempfile.TemporaryDirectory() as folder:
         for seed in seeds:
-            world, problems = run(seed, options.crash, faults=not options.crashes_only, directory=Path(folder) / "store")
+            world, problems = run(
+                seed, options.crash, faults=not options.crashes_only, directory=Path(folder) / "store"
+            )
             restarts += sum(process.restarts for process in world.processes)
             virtual_s += world.clock.monotonic_s()
             if problems:

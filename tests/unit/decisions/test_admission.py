@@ -11,7 +11,7 @@ from consumers.trainer.admission import Admission, AdmissionRules, Verdict, judg
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
 from schemas.trajectory import Sampling
-from tests.fakes.log_script import G0, G1, TOKENIZER, PolicyScript, running, trajectory
+from tests.fakes.log_script import G0, G1, TOKENIZER, running, trajectory
 
 RULES = AdmissionRules(max_lag=2, barrier=True, tokenizer_digest=TOKENIZER)
 UNLIMITED = replace(RULES, max_lag=10**9)

@@ -17,9 +17,7 @@ B = "demo/p000001/e0/a0"
 
 def open_group(group_id: str, position: int = 0, step: int = 0) -> OpenGroup:
     attempt = int(group_id.rsplit("a", 1)[1])
-    return OpenGroup(
-        group_id=group_id, request_position=position, issued_at_us=0, attempt=attempt, intended_step=step
-    )
+    return OpenGroup(group_id=group_id, request_position=position, issued_at_us=0, attempt=attempt, intended_step=step)
 
 
 def assembler(size: int = 4) -> Assembler:

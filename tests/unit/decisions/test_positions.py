@@ -86,7 +86,9 @@ def test_deciding_twice_is_our_own_mistake_and_loud() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40), st.data())
-def test_over_any_restart_every_record_is_decided_exactly_once(log: list[tuple[int, bool]], data: st.DataObject) -> None:
+def test_over_any_restart_every_record_is_decided_exactly_once(
+    log: list[tuple[int, bool]], data: st.DataObject
+) -> None:
     """`log` is what lies in three partitions: records and markers. Each life decides some of what it holds."""
     partitions: dict[int, list[bool]] = {p: [is_record for q, is_record in log if q == p] for p in range(3)}
     records = {(p, o) for p, entries in partitions.items() for o, is_record in enumerate(entries) if is_record}

@@ -115,7 +115,7 @@ class GeneratorRig:
     def until(self, look: Any, steps: int = 60) -> Any:
         for _ in range(steps):
             found = look()
-            if found is not None and found is not False:
+            if found or (found == 0 and not isinstance(found, bool)):
                 return found
             self.step()
         raise AssertionError("it never happens")

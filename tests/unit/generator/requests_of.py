@@ -17,7 +17,8 @@ def request_of(position: int, **changes: Any) -> PromptRequest:
     values: dict[str, Any] = {
         "group_id": GroupId(f"demo/p{position:06d}/e0/a0"), "request_position": position, "prompt_id": f"t{position}",
         "task": "tiny", "epoch": 0, "attempt": 0, "group_size": 4, "prompt_token_ids": np.array([1, 2], dtype=np.int32),
-        "sampling": Sampling(max_tokens=4), "intended_step": 0, "min_version": 0, "fallback_version": 0, "issued_at_us": 0,
+        "sampling": Sampling(max_tokens=4), "intended_step": 0, "min_version": 0,
+        "fallback_version": 0, "issued_at_us": 0,
     } | changes  # fmt: skip
     return PromptRequest(**values)
 

@@ -77,7 +77,9 @@ def test_metadata_that_does_not_fit_is_cut_and_only_costs_work() -> None:
     assert finished_in(value[1]) == list(range(1, len(finished_in(value[1])) + 1))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"finished": "x"}', '{"other": [1]}', "null", '{"finished": [true, "a"]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"finished": "x"}', '{"other": [1]}', "null", '{"finished": [true, "a"]}']
+)
 def test_unreadable_metadata_counts_as_nothing(text: str) -> None:
     assert [offset for offset in finished_in(text) if not isinstance(offset, bool)] == []
 

@@ -164,7 +164,7 @@ def test_a_full_writer_stops_admission_and_everything_arrives_once_there_is_room
 
 def test_a_worker_asked_to_stop_finishes_publishes_and_leaves(rig: GeneratorRig) -> None:
     rig.ask(0, 1)
-    rig.until(lambda: rig.engine.busy())
+    rig.until(rig.engine.busy)
     rig.service.request_stop("signal")
     rig.ask(2)
     rig.until(lambda: rig.service.finished)
@@ -295,7 +295,7 @@ def test_a_request_that_comes_back_while_it_is_running_is_not_generated_twice(ri
     """A rebalance takes its partition away and gives it back: the request is read again from the committed offset."""
     rig.engine._polls_per_group = 6
     rig.ask(15)
-    rig.until(lambda: rig.engine.busy())
+    rig.until(rig.engine.busy)
     others = [rig.log.client(f"o{i}").group_reader("demo-generators", "demo.prompts") for i in range(15)]
     rig.step(1)
     taken_away = 15 not in rig.service._p.prompts.assignment()
@@ -328,7 +328,7 @@ def test_only_an_admitted_worker_holds_partitions(tmp_path: Path) -> None:
 def test_an_event_that_cannot_be_sent_now_is_no_reason_to_die(rig: GeneratorRig) -> None:
     """Every send is refused for a while, as by a writer that replaces its client after a failed delivery."""
     rig.ask(0)
-    rig.until(lambda: rig.engine.busy())
+    rig.until(rig.engine.busy)
     client = rig.service._p.writer._client  # type: ignore[attr-defined]
     room, client.in_flight_bytes = client.in_flight_bytes, 0
     rig.say("published", 1)

@@ -51,7 +51,9 @@ class Rig:
         getattr(script, tell)(*args, **kwargs)
         for event in script.events:
             value = encode_policy_event(event)
-            self.writer.send(Message(topic=POLICY, key=b"demo", value=value, headers=control_headers(event, value, "t")))
+            self.writer.send(
+                Message(topic=POLICY, key=b"demo", value=value, headers=control_headers(event, value, "t"))
+            )
 
     def beat(self, key: tuple[str, str] = G0) -> None:
         self.beats += 1

@@ -103,9 +103,7 @@ def test_nothing_is_opened_while_it_may_not_or_the_newest_is_live_or_nobody_is_a
     assert decided(alone) == []
 
 
-@pytest.mark.parametrize(
-    ("acked", "expected"), [((), []), ((G0,), []), ((G1,), []), ((G0, G1), ["VersionActivated"])]
-)
+@pytest.mark.parametrize(("acked", "expected"), [((), []), ((G0,), []), ((G1,), []), ((G0, G1), ["VersionActivated"])])
 def test_a_version_is_activated_by_the_last_required_ack(
     acked: tuple[tuple[str, str], ...], expected: list[str]
 ) -> None:
@@ -138,7 +136,12 @@ def test_a_worker_without_heartbeat_expires_with_its_last_one() -> None:
     [event] = decided(script, replace(CALM, expired={G0: SEEN}))
 
     assert isinstance(event, ev.WorkerExpired)
-    assert (event.worker, event.reason, event.last_heartbeat_at_us, event.last_heartbeat_offset) == ("g0", "lease", 5, 9)
+    assert (event.worker, event.reason, event.last_heartbeat_at_us, event.last_heartbeat_offset) == (
+        "g0",
+        "lease",
+        5,
+        9,
+    )
     assert types(decided(script)) == ["VersionActivated"]
 
 
