@@ -116,7 +116,7 @@ bench-objective: $(STAMP)/project  ## cost of the maths; last line RESULT {json}
 	$(PY) -m benchmarks.bench_objective
 
 chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
-	$(PY) -m benchmarks.chaos --smoke
+	$(PY) -m tests.e2e.chaos_smoke
 
 sim: $(STAMP)/project  ## the deterministic simulator over many seeds; last line RESULT {json}
 	$(PY) -m tests.sim $(SIM_ARGS)
