@@ -133,8 +133,8 @@ $(PARITY)/.installed: benchmarks/parity/requirements.txt $(STAMP)/project
 		realpath --relative-to="$$own" "$$($(PY) -c "$$site")" > "$$own/parent.pth"
 	@touch $@
 
-lag-study: setup  ## what staleness costs, by lag and objective; last line RESULT {json}
-	$(PY) -m benchmarks.lag_study
+lag-study: $(STAMP)/project  ## what staleness costs, by lag and objective (minutes, one core); last line RESULT {json}
+	$(PY) -m benchmarks.lag_study $(LAG_ARGS)
 
 clean:  ## caches and build outputs (not .venv, not runs/)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

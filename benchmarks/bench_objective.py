@@ -1,4 +1,4 @@
-"""Chunked log-probabilities against the plain full-logits formula: time and peak memory.
+"""Tiled log-probabilities against the plain full-logits formula: time and peak memory.
 
 4,096 tokens, hidden 576, vocabulary 49,152, float32. Every run is a process of its own, so that its
 peak of resident memory is its own; plain and ours take turns, so that a busy neighbour hits both.
@@ -71,10 +71,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, float]:
                 f"{prefix}{variant}_cpu_seconds": cpu_seconds,
                 f"{prefix}{variant}_peak_mib": peak,
             }
-            print(
-                f"{mode} {variant}: {seconds:.2f} s ({cpu_seconds:.2f} s of processor), {peak:.0f} MiB above the inputs",
-                flush=True,
-            )
+            times = f"{seconds:.2f} s ({cpu_seconds:.2f} s of processor)"
+            print(f"{mode} {variant}: {times}, {peak:.0f} MiB above the inputs", flush=True)
         for name in ("seconds", "cpu_seconds"):
             ratio = result[f"{prefix}ours_{name}"] / result[f"{prefix}plain_{name}"]
             result[f"{prefix}{name.replace('seconds', 'time')}_ratio"] = ratio
@@ -94,11 +92,15 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, float]:
 
     chunk_tokens = arguments.chunk_tokens or CHUNK_TOKENS
 
-    def plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor):
+    def plain(
+        hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    ) -> torch.Tensor:
         logits = (hidden @ weight.T) / temperature[:, None]
         return torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0]
 
-    def ours(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor):
+    def ours(
+        hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor
+    ) -> torch.Tensor:
         function = token_logprobs if arguments.mode == "train" else score_logprobs
         return function(hidden, weight, targets, temperature, chunk_tokens=chunk_tokens).logprobs_N
 
@@ -141,7 +143,8 @@ def _child(arguments: argparse.Namespace, variant: str, mode: str) -> dict[str, 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{variant} {mode} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _reset_peak() -> int:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from consumers.objective.advantages import group_advantages
-from consumers.objective.settings import preset
+from consumers.objective.settings import ObjectiveSettings, preset
 from consumers.trainer.batch import BatchRow, StepOutcome, TrainBatch
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.learner_settings import LearnerSettings
@@ -51,9 +51,11 @@ class CurveSettings:
     groups: int
     group_size: int
     learning_rate: float
-    objective: str
+    objective: ObjectiveSettings
     batching: str
     threads: int
+    declared_lag: int | None = None
+    """max_lag the learner is told, if not `lag`: a lower one trains what check_legal would refuse"""
 
 
 class WallClock:
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     seeds = options.pop("seeds")
     results = []
     for seed in seeds:
-        result = run_curve(CurveSettings(seed=seed, **options))
+        result = run_curve(CurveSettings(seed=seed, **options | {"objective": preset(options["objective"])}))
         print(json.dumps(result))
         results.append(result)
     first = float(np.mean([result["success_first"] for result in results]))
@@ -113,7 +115,7 @@ def run_curve(settings: CurveSettings) -> dict[str, object]:
         started_s = time.perf_counter()
         warm_start("countdown-tiny", settings.seed, root / "warm")
         warm_s = time.perf_counter() - started_s
-        loop = _Loop(settings, root)
+        loop = CurveLoop(settings, root)
         before = loop.greedy(held_out=False)
         started_s = time.perf_counter()
         rewards, outcomes = loop.train()
@@ -148,16 +150,17 @@ def run_curve(settings: CurveSettings) -> dict[str, object]:
         }
 
 
-class _Loop:
+class CurveLoop:
     """Engine and learner of one curve."""
 
     def __init__(self, settings: CurveSettings, root: Path) -> None:
+        """root: an empty directory but for `warm`, the model to start from."""
         self._settings = settings
         self._root = root
         self._learner = HfLearner(
             LearnerSettings(
-                objective=preset(settings.objective),
-                max_lag=settings.lag,
+                objective=settings.objective,
+                max_lag=settings.lag if settings.declared_lag is None else settings.declared_lag,
                 learning_rate=settings.learning_rate,
                 micro_batch_tokens=2048,
                 threads=settings.threads,
@@ -182,30 +185,46 @@ class _Loop:
         rewards: list[float] = []
         outcomes: list[StepOutcome] = []
         for step in range(self._settings.steps):
-            started_s = time.perf_counter()
-            self._load(max(0, step - self._settings.lag))
-            loaded_s = time.perf_counter()
-            batch = self._batch(step)
-            generated_s = time.perf_counter()
-            outcomes.append(self._learner.train(batch))
-            trained_s = time.perf_counter()
-            self._publish(step + 1)
-            self.publish_s += time.perf_counter() - trained_s + loaded_s - started_s
-            self.generate_s += generated_s - loaded_s
-            self.train_s += trained_s - generated_s
+            outcomes.append(self.step(step))
             rewards.append(outcomes[-1].metrics["critic/rewards/mean"])
-            for task, rewards_of_task in self.by_task.items():
-                values = [row.trajectory.reward for row in batch.rows if row.trajectory.task == task]
-                if values:
-                    rewards_of_task.append(float(np.mean(np.asarray(values, dtype=np.float64))))
         return rewards, outcomes
+
+    def step(self, step: int) -> StepOutcome:
+        """Generate with the weights of `lag` steps ago, train, publish. Steps count 0, 1, 2, ..."""
+        started_s = time.perf_counter()
+        self._load(max(0, step - self._settings.lag))
+        loaded_s = time.perf_counter()
+        batch = self._batch(step)
+        generated_s = time.perf_counter()
+        outcome = self._learner.train(batch)
+        trained_s = time.perf_counter()
+        self._publish(step + 1)
+        self.publish_s += time.perf_counter() - trained_s + loaded_s - started_s
+        self.generate_s += generated_s - loaded_s
+        self.train_s += trained_s - generated_s
+        for task, rewards_of_task in self.by_task.items():
+            values = [row.trajectory.reward for row in batch.rows if row.trajectory.task == task]
+            if values:
+                rewards_of_task.append(float(np.mean(np.asarray(values, dtype=np.float64))))
+        return outcome
 
     def greedy(self, *, held_out: bool) -> float:
         """Greedy success of the newest weights on every problem."""
+        return self._success(held_out=held_out, size=1, temperature=0.0, epoch=0)
+
+    def sampled(self, *, size: int, epoch: int) -> float:
+        """Success of the newest weights at temperature 1: `size` answers to each prompt of one epoch of training.
+
+        epoch: gives the answers random numbers of their own; above any epoch that is trained.
+        """
+        return self._success(held_out=False, size=size, temperature=1.0, epoch=epoch)
+
+    def _success(self, *, held_out: bool, size: int, temperature: float, epoch: int) -> float:
         newest = max(int(path.name[1:]) for path in self._root.glob("v*"))
         self._load(newest)
         prompts = ShuffledPrompts(countdown_prompts(self._policy.encode, held_out=held_out), 0)
-        requests = [self._request(prompts.at(at), size=1, temperature=0.0) for at in range(len(prompts))]
+        drawn = [(prompts.at(at)[0], epoch) for at in range(len(prompts))]
+        requests = [self._request(prompt, size=size, temperature=temperature) for prompt in drawn]
         return float(np.mean([reward for _, _, reward in self._generate(requests)]))
 
     def _batch(self, step: int) -> TrainBatch:
@@ -218,7 +237,7 @@ class _Loop:
         advantages = group_advantages(
             torch.tensor([reward for _, _, reward in done], dtype=torch.float64),
             torch.tensor([number[request.group_id] for request, _, _ in done]),
-            preset(self._settings.objective).advantage,
+            self._settings.objective.advantage,
         ).advantages_N.tolist()
         lag = min(step, self._settings.lag)
         rows = tuple(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from driftlog.broker_access import external_bootstrap, kafka_settings
 from driftlog.finish import report, sum_up
 from driftlog.log_tail import LogTail
-from driftlog.policies import check_initial_policy
+from driftlog.policies import check_initial_policy, check_learning
 from driftlog.processes import Child, Processes, Program, is_alive
 from driftlog.run_directory import RunDirectory
 from driftlog.supervision import RestartRules, Verdict, after_exit
@@ -75,11 +75,8 @@ class Interrupts:
 def launch(config: Config, run: RunDirectory, *, accept_changes: bool, as_json: bool) -> int:
     """Run it and sum it up; the exit code of `driftlog up`."""
     check_initial_policy(config)
+    check_learning(config)
     external = external_bootstrap(config)
-    if external is None:
-        from infra import local_broker
-
-        local_broker.check_environment() if hasattr(local_broker, "check_environment") else None
     interrupts = Interrupts()
     with ExitStack() as stack:
         stack.enter_context(run.held())
@@ -91,18 +88,21 @@ def launch(config: Config, run: RunDirectory, *, accept_changes: bool, as_json: 
         logs.configure(stream=stream, service="up", run=run.name)
         for change in changes:
             event(log, "setting_changed", change=change)
-        view = stack.enter_context(View(run.name, config.run.versions, config.view.refresh_s))
+        view = stack.enter_context(View(run.name, config.run.versions, config.view.refresh_s, alarms=config.alarms))
         processes = Processes(run)
         stack.callback(processes.kill)
         launched = _Launch(config, run, processes, view, interrupts, external, resuming=resuming)
         stack.callback(launched.close)
         if not resuming:
-            stack.push(lambda *failure: launched.forget_unbegun(failed=failure[0] is not None))
+            stack.callback(launched.forget_unbegun)
         if launched.carry_out():
             summary = sum_up(config, run, launched.bootstrap, view.say, interrupts.seen)
             launched.await_projector()
             return report(summary, run, view.say, as_json=as_json)
-        view.say(f"stopped; resume it with: driftlog up --config {run.config_files()[-1]}")
+        if not resuming and launched.forget_unbegun():
+            view.say("stopped before the run began")
+        else:
+            view.say(f"stopped; resume it with: driftlog up --config {run.config_files()[-1]}")
         return ExitCode.OK if len(interrupts.seen) < 2 else ExitCode.FAILED
 
 
@@ -163,12 +163,18 @@ class _Launch:
         self._stop()
         return False
 
-    def forget_unbegun(self, *, failed: bool) -> bool:
-        """A launch that failed before anything was committed leaves no run behind that a second try would resume."""
-        if failed and self.state.fold.segment is None:
-            for path in self._run.config_files():
-                path.unlink()
-        return False
+    def forget_unbegun(self) -> bool:
+        """A launch that ended before anything was committed leaves no run behind that a second try would resume."""
+        self._processes.kill()
+        try:
+            if self._tail is not None:
+                self._tail.read_to_end(self.state, limit_s=5.0)
+        except LogUnavailable:
+            return False  # nobody knows: keep what is stored
+        unbegun = self.state.fold.segment is None
+        for path in self._run.config_files() if unbegun else ():
+            path.unlink()
+        return unbegun
 
     def close(self) -> None:
         """Release the reader, end the broker. Processes are ended by their owner before."""

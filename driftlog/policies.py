@@ -35,6 +35,14 @@ def check_initial_policy(config: Config) -> None:
         raise EnvironmentMissing(f"model.init: {directory} has no *.safetensors: other weight formats are not read")
 
 
+def check_learning(config: Config) -> None:
+    """Refuse what the maths refuses, before anything is started; loads torch only where a preset was changed."""
+    if config.objective.overrides or config.trainer.schedule != "constant" or config.reference.directory:
+        from driftlog import learning_settings
+
+        learning_settings.check_learning(config)
+
+
 def initial_policy(config: Config, run: RunDirectory) -> Path:
     """The directory of the initial policy, made now when it is a preset that is not there yet."""
     check_initial_policy(config)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from driftlog.view_state import RunState
+from infra.config_trainer import AlarmsSection
+from infra.metrics_alarms import alarms
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,12 +27,21 @@ _LATEST_STEPS = 10
 class View:
     """Shows the progress of a run; `update` as often as you like, it draws as often as asked."""
 
-    def __init__(self, run: str, versions: int, refresh_s: float, *, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        versions: int,
+        refresh_s: float,
+        *,
+        console: Console | None = None,
+        alarms: AlarmsSection | None = None,
+    ) -> None:
         from rich.console import Console
 
         self._console = console or Console(stderr=True)
         self._run = run
         self._versions = versions
+        self._alarms = alarms
         self._every_s = refresh_s if self._console.is_terminal else max(refresh_s, PLAIN_EVERY_S)
         self._live: Live | None = None
         self._drawn_at_s = float("-inf")
@@ -60,15 +71,17 @@ class View:
         self._drawn_at_s = now_s
         if self._live is not None:
             unicode = (self._console.encoding or "").lower().startswith("utf")
-            self._live.update(panel(state, self._run, self._versions, services, unicode=unicode), refresh=True)
+            self._live.update(
+                panel(state, self._run, self._versions, services, unicode=unicode, limits=self._alarms), refresh=True
+            )
             return
-        line = plain_line(state, self._versions)
+        line = plain_line(state, self._versions, self._alarms)
         if line != self._last_line:
             self.say(line)
             self._last_line = line
 
 
-def plain_line(state: RunState, versions: int) -> str:
+def plain_line(state: RunState, versions: int, limits: AlarmsSection | None = None) -> str:
     """The run in one line."""
     newest = "-" if state.newest is None else str(state.newest)
     live = "-" if state.fold.live is None else str(state.fold.live)
@@ -78,12 +91,18 @@ def plain_line(state: RunState, versions: int) -> str:
     words += [f"{_number(state.versions_per_s())} versions/s", f"{state.open_groups} groups open"]
     words += [f"dropped {_counts_text(state.drops)}", f"clip {_number(state.metric('actor/pg_clipfrac'))}"]
     words += [f"ESS {_number(state.metric('actor/ratio_ess'))}", f"KL {_number(state.metric('actor/ppo_kl'), 4)}"]
-    words += [f"workers {_standings(state)}"]
+    words += [f"workers {_standings(state)}", *(f"ALARM {alarm}" for alarm in _alarms(state, limits))]
     return "  ".join(words)
 
 
 def panel(
-    state: RunState, run: str, versions: int, services: Mapping[str, str], *, unicode: bool = True
+    state: RunState,
+    run: str,
+    versions: int,
+    services: Mapping[str, str],
+    *,
+    unicode: bool = True,
+    limits: AlarmsSection | None = None,
 ) -> RenderableType:
     """The run as a panel of a terminal."""
     from rich.panel import Panel
@@ -104,10 +123,13 @@ def panel(
         ("generation", f"{state.tokens_per_s():,.0f} tokens/s, {state.open_groups} groups open"),
         ("dropped", _counts_text(state.drops)),
         ("update", _update_text(state)),
+        ("alarms", "\n".join(_alarms(state, limits))),
         ("workers", _workers_text(state)),
         ("services", "  ".join(f"{name} {doing}" for name, doing in services.items())),
     ]
     for name, value in rows:
+        if not value:
+            continue
         grid.add_row(name, Text(value, overflow="fold"))
     return Panel(grid, title=Text(f"driftlog {run}"), title_align="left")
 
@@ -155,6 +177,10 @@ def _histogram_bars(lags: Mapping[int, int], *, unicode: bool, width: int = 20) 
 def _counts_text(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} {reason}" for reason, count in ordered) or "nothing"
+
+
+def _alarms(state: RunState, limits: AlarmsSection | None) -> list[str]:
+    return alarms([step.metrics for step in state.steps], limits)
 
 
 def _standings(state: RunState) -> str:

@@ -156,6 +156,7 @@ def build_generator(at: Site, worker: str) -> Assembly:
         seed=config.run.seed,
         weights=WeightsSettings(
             run=at.run_id,
+            in_flight=generator.in_flight,
             drain_timeout_s=generator.drain_timeout_s,
             fetch_timeout_s=generator.fetch_timeout_s,
             load_tries=generator.load_tries,
@@ -167,6 +168,8 @@ def build_generator(at: Site, worker: str) -> Assembly:
         lease_s=config.coordinator.lease_s,
         park_timeout_s=generator.park_timeout_s,
         keep_text=generator.keep_text,
+        poison_after=generator.poison_after,
+        rolling=config.coordinator.mode == "rolling",
     )
     with ExitStack() as stack:
         policy = KeptReader(stack)

@@ -14,13 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from infra.config_section import Section
+from infra.config_trainer import (
+    AlarmsSection,
+    ObjectiveSection,
+    ReferenceSection,
+    ReplaySection,
+    TrainerSection,
+    trainer_problems,
+)
 from schemas.errors import ConfigError
 from schemas.ids import run_id
 
 # What may change when a run is resumed: everything else is a learning setting and is refused by key.
-OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view"})
+OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view", "alarms"})
 OPERATIONAL_KEYS = frozenset(
     {
         "run.versions",
@@ -30,6 +39,7 @@ OPERATIONAL_KEYS = frozenset(
         "generator.threads",
         "generator.max_groups_in_flight",
         "generator.drain_timeout_s",
+        "generator.poison_after",
         "generator.keep_text",
         "coordinator.lease_s",
         "coordinator.switch_deadline_s",
@@ -37,16 +47,12 @@ OPERATIONAL_KEYS = frozenset(
         "coordinator.min_workers",
         "checkpoints.root",
         "checkpoints.keep",
+        "checkpoints.state_every",
         "trainer.group_timeout_s",
         "trainer.threads",
+        "trainer.rank_timeout_s",
     }
 )
-
-
-class Section(BaseModel):
-    """A table of the TOML file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RunSection(Section):
@@ -81,52 +87,6 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
 
-class TrainerSection(Section):
-    """[trainer]"""
-
-    groups_per_step: int = Field(default=16, ge=1)
-    max_lag: int = Field(default=2, ge=0)
-    """policy lag above which no token is trained, training steps"""
-    run_ahead: int | None = Field(default=None, ge=0)
-    """how many training steps generation may run ahead; unset: min(1, max_lag)"""
-    order: Literal["issue", "ready"] = "issue"
-    """issue: a batch waits for the oldest open groups; ready: complete groups as they come"""
-    group_timeout_s: float = Field(default=60.0, gt=0)
-    """from a group's issue to its drop as incomplete or lost"""
-    max_attempts: int = Field(default=3, ge=1)
-    """times one prompt is issued in one pass before it is given up"""
-    min_group: int = Field(default=2, ge=2)
-    """usable rewards a group needs"""
-    filter_zero_variance: bool = False
-    """replace groups whose rewards are all equal"""
-    step_tries: int = Field(default=3, ge=1)
-    """times a failed step (out of memory) is tried with the same input"""
-    learning_rate: float = Field(default=1e-6, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    micro_batch_tokens: int = Field(default=16384, ge=1)
-    """token budget of one forward and backward pass"""
-    logprob_chunk: int = Field(default=512, ge=1)
-    """tokens a log-probability chunk; changes the last bits, so the manifest records it"""
-    threads: int = Field(default=1, ge=1)
-    """torch threads"""
-
-    @property
-    def effective_run_ahead(self) -> int:
-        """run_ahead with its default filled in."""
-        return min(1, self.max_lag) if self.run_ahead is None else self.run_ahead
-
-
-class ObjectiveSection(Section):
-    """[objective]; formulas and legal combinations are in docs/objectives.md"""
-
-    preset: Literal["grpo", "dr_grpo", "dapo", "gspo", "decoupled"] = "grpo"
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    """single settings changed against the preset, e.g. clip_high = 0.28"""
-
-
 class GeneratorSection(Section):
     """[generator]"""
 
@@ -141,6 +101,10 @@ class GeneratorSection(Section):
     heartbeat_s: float = Field(default=1.0, gt=0)
     park_timeout_s: float = Field(default=1.0, ge=0)
     """a request for a version not held yet waits this long before it is taken under an older, allowed one"""
+    in_flight: Literal["finish", "keep"] = "finish"
+    """finish: running groups end before a switch; keep: they go on under the new weights, as a new segment"""
+    poison_after: int = Field(default=2, ge=1)
+    """a request that this many dead workers held is not generated again"""
     drain_timeout_s: float = Field(default=10.0, ge=0)
     """longest wait for running groups before a switch"""
     fetch_timeout_s: float = Field(default=60.0, ge=0)
@@ -161,8 +125,8 @@ class GeneratorSection(Section):
 class CoordinatorSection(Section):
     """[coordinator]"""
 
-    mode: Literal["barrier"] = "barrier"
-    """barrier: a worker samples under a version only after VersionActivated"""
+    mode: Literal["barrier", "rolling"] = "barrier"
+    """barrier: a worker samples under a version only after VersionActivated; rolling: right after its own proof"""
     lease_s: float = Field(default=15.0, gt=0)
     """a worker without a heartbeat for this long is expired"""
     switch_deadline_s: float = Field(default=30.0, gt=0)
@@ -179,6 +143,8 @@ class CheckpointsSection(Section):
     """store root, a path or an fsspec address; empty: <run directory>/checkpoints"""
     keep: int | Literal["all"] = "all"
     """versions whose weights are kept"""
+    state_every: int = Field(default=1, ge=1)
+    """optimizer state is saved with every K-th version; a restart from another one goes back to the last that has it"""
 
 
 class KafkaSection(Section):
@@ -228,12 +194,15 @@ class Config(Section):
     model: ModelSection = ModelSection()
     trainer: TrainerSection = TrainerSection()
     objective: ObjectiveSection = ObjectiveSection()
+    reference: ReferenceSection = ReferenceSection()
+    replay: ReplaySection = ReplaySection()
     generator: GeneratorSection = GeneratorSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     kafka: KafkaSection = KafkaSection()
     mlflow: MlflowSection = MlflowSection()
     view: ViewSection = ViewSection()
+    alarms: AlarmsSection = AlarmsSection()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -254,15 +223,12 @@ def problems(config: Config) -> list[str]:
         run_id(config.run.name)
     except ValueError as error:
         found.append(f"run.name: {error}")
-    if trainer.effective_run_ahead > trainer.max_lag:
-        found.append(
-            f"trainer.run_ahead = {trainer.run_ahead} > trainer.max_lag = {trainer.max_lag}: generation would run "
-            "further ahead than may be trained; lower run_ahead or raise max_lag"
-        )
+    found += trainer_problems(trainer, config.replay, config.reference, config.objective)
     keep = config.checkpoints.keep
-    if keep != "all" and keep < trainer.max_lag + 2:
+    largest = "hard_max_lag" if trainer.largest_lag != trainer.max_lag else "max_lag"
+    if keep != "all" and keep < trainer.largest_lag + 2:
         found.append(
-            f"checkpoints.keep = {keep} < trainer.max_lag + 2 = {trainer.max_lag + 2}: weights that may still be "
+            f"checkpoints.keep = {keep} < trainer.{largest} + 2 = {trainer.largest_lag + 2}: weights that may still be "
             'sampled or switched to would be deleted; raise keep or use "all"'
         )
     if trainer.min_group > config.task.group_size:

@@ -240,10 +240,13 @@ def load_weights_in_place(model: Any, directory: Path) -> None:
     apply_weights(model, read_weights(model, directory))
 
 
-def save_weights(policy: Policy, directory: Path) -> None:
-    """Write model.safetensors and the static files into an existing directory (not fsynced: the store does that)."""
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in unique_tensors(policy.model).items()}
-    save_file(tensors, directory / WEIGHTS_NAME, metadata={"format": "pt"})
+def save_weights(policy: Policy, directory: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write model.safetensors and the static files into an existing directory (not fsynced: the store does that).
+
+    `tensors`: whole tensors to write in the place of the model's own, which may be one rank's shards."""
+    if tensors is None:
+        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in unique_tensors(policy.model).items()}
+    save_file(dict(tensors), directory / WEIGHTS_NAME, metadata={"format": "pt"})
     for name, content in policy.static_files.items():
         (directory / name).write_bytes(content)
 

@@ -56,6 +56,10 @@ class PolicyFollower:
         """Ask the broker where the committed log ends now."""
         return self._reader.end_offsets()[(self._topic, 0)]
 
+    def high_watermark(self) -> int:
+        """Ask the broker where the log ends, undecided records included."""
+        return self._reader.high_watermarks()[(self._topic, 0)]
+
     def is_blocked(self) -> bool:
         """An open transaction hides the end of the topic: time-outs must not be judged now."""
         key = (self._topic, 0)

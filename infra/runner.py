@@ -119,7 +119,9 @@ def run_service(
     Anything else is a defect and passes through with its traceback. The service is closed in every case.
     """
     try:
-        _loop(service, wakeup, stop, halt or threading.Event(), idle_wait_s, drain_limit_s, clock)
+        if not _loop(service, wakeup, stop, halt or threading.Event(), idle_wait_s, drain_limit_s, clock):
+            (say or say_on_stderr)("stopped before its work was finished; what is not in the log will be done again")
+            return ExitCode.FAILED
     except DriftlogError as error:
         event(log, "service_failed", level=logging.ERROR, kind=type(error).__name__, reason=str(error))
         (say or say_on_stderr)(str(error))
@@ -182,18 +184,20 @@ def _loop(
     idle_wait_s: float,
     drain_limit_s: float,
     clock: Clock,
-) -> None:
+) -> bool:
+    """True when it ended in good order, False when it was cut off."""
     drained_by_s: float | None = None
     while not service.finished:
         if stop.is_set() and drained_by_s is None:
             if not isinstance(service, Drains):
                 event(log, "stopped")
-                return
+                return True
             service.request_stop("stopped by a signal")
             drained_by_s = clock.monotonic_s() + drain_limit_s
         if halt.is_set() or (drained_by_s is not None and clock.monotonic_s() >= drained_by_s):
             event(log, "halted", level=logging.WARNING, drained=False)
-            return
+            return False
         if not service.step():
             wakeup.wait(idle_wait_s)
     event(log, "finished")
+    return True

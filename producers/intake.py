@@ -74,7 +74,8 @@ class Intake:
     def take(self, room: int, incarnation: str, fold: PolicyFold, under_way: frozenset[str]) -> None:
         """Claim up to `room` requests. A group of `under_way` is being worked on: its partition went and came back
         meanwhile, and the claim ends with that work."""
-        self._watch.advance()
+        if not self._watch.advance():
+            return
         for record in self._prompts.poll(room):
             if self._claims.take(record.partition, record.offset):
                 self._claim(record, incarnation, fold, under_way)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import CheckpointInvalid
 
@@ -48,6 +48,8 @@ class Manifest(BaseModel):
     """optimizer and RNG state are there: training can go on from here"""
     library_versions: dict[str, str]
     threads: int
+    ranks: int = Field(default=1, exclude_if=lambda ranks: ranks == 1)
+    """processes of the trainer; like the threads they decide the last bits"""
     device_type: str
     logprob_chunk: int
     code_revision: str

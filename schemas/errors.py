@@ -5,6 +5,9 @@
     |  |- ConfigError             a setting is unknown, impossible or contradicts another
     |  `- EnvironmentMissing      java, a package, a broker, a directory is missing
     |- InvalidRecord              a record of the log cannot be used; carries the reason code for the ledger
+    |- StepFailed                 retriable: one training step could not be computed; its input is kept
+    |- StepRefused                the maths refuses a training step: names tensor and sample; a loud stop
+    |- RankLost                   exit 1: a process of a torchrun trainer is gone; all are started again
     |- IllegalState               the log contradicts itself: a loud stop, never a fresh start
     |- LogError                   the broker said no, or did not say
     |  |- LogUnavailable          retriable: time-outs, a broker that is away
@@ -61,6 +64,17 @@ class StepFailed(DriftlogError):
     """One training step could not be computed, e.g. out of memory; its input is kept."""
 
     retriable = True
+
+
+class StepRefused(DriftlogError):
+    """The maths refuses a training step: a wrong shape, a number that is not finite, recomputed log-probabilities.
+
+    Names the tensor and, where it is one trajectory's, the trajectory. Trying again with the same input cannot help.
+    """
+
+
+class RankLost(DriftlogError):
+    """A process of a trainer under torchrun is gone or silent. Start all of them again: the run resumes."""
 
 
 class IllegalState(DriftlogError):

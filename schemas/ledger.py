@@ -98,6 +98,8 @@ class OpenGroup(BaseModel):
     issued_at_us: int
     attempt: int
     intended_step: int
+    issued_depth: int | None = Field(default=None, exclude_if=lambda depth: depth is None)
+    """depth of the newest version when it was issued; None: written before this was recorded"""
 
 
 class PartitionProgress(BaseModel):

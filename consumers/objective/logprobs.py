@@ -1,27 +1,28 @@
 """Log-probabilities of given tokens from hidden states, without ever holding all the logits.
 
 Guarantees the numbers of log_softmax(hidden @ weight.T / temperature) in float32, gathered at the
-targets, in the memory of one chunk of tokens. The last bits of the gradients depend on the chunk
-size: record it beside the weights.
+targets, in the memory of one tile of them (some tokens x some words). The last bits depend on the
+chunk size: record it beside the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from consumers.objective.shapes import InvalidSetting, ShapeError
 
-CHUNK_TOKENS = 512
-"""Measured by benchmarks/bench_objective.py: smaller chunks read the weight more often, larger ones
-hold more logits (512 tokens x 49,152 words x 4 bytes = 96 MiB)."""
+CHUNK_TOKENS = 2048
+"""Tokens whose log-sum-exp is made at a time; each chunk reads the whole weight once."""
 
-_CACHED_ROWS = 32
-"""Rows that are normalised at a time: 32 x 49,152 floats are 6 MiB and stay in the cache."""
+_TILE_FLOATS = {"cpu": 2**23}
+_TILE_FLOATS_ELSEWHERE = 2**26
+"""Logits that exist at a time: 32 MiB, 256 MiB on an accelerator. Much smaller tiles fit the cache, but
+every operation on a tile ends in a barrier, and on a busy machine the barriers cost more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +50,7 @@ def token_logprobs(
         z = (hidden @ weight.T) / temperature             float32, whatever autocast says
         logprob = z[target] - logsumexp(z)                entropy = -sum_v p_v log p_v
 
-    Logits are made again in the backward pass, chunk by chunk: one more matrix product instead of
+    Logits are made again in the backward pass, tile by tile: one more matrix product instead of
     N x V floats. There is no bias.
 
     hidden_NH: float [N,H], at the positions that predict the targets. weight_VH: float [V,H], the
@@ -57,13 +58,13 @@ def token_logprobs(
     be trained. entropy: also measure it. entropy_gradient: let it carry a gradient, for a bonus.
     Returns TokenLogprobs. Raises ShapeError, InvalidSetting (temperature).
 
-    Source: log-softmax by the log-sum-exp shift; chunking after Wijmans et al. 2024 (Cut your
-    losses, 2411.09009), section 4. Departure: chunks of tokens over the whole vocabulary, exact
-    gradients (no filter), one temperature a token.
+    Source: the running log-sum-exp of Milakov and Gimelshein 2018 (1805.02867), algorithm 3; tiles
+    after Wijmans et al. 2024 (Cut your losses, 2411.09009), section 4. Departure: exact gradients
+    (no filter), one temperature a token, matrix products by the library and no kernel of our own.
     """
     _check(hidden_NH, weight_VH, targets_N, temperature_N, chunk_tokens)
     wanted = entropy or entropy_gradient
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+    logprobs_N, entropy_N = _TiledLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_NH, weight_VH, targets_N, temperature_N, wanted, entropy_gradient, chunk_tokens
     )
     return TokenLogprobs(logprobs_N=logprobs_N, entropy_N=entropy_N if wanted else None)
@@ -102,7 +103,7 @@ def scatter_to_rows(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
 
 
-class _ChunkedLogprobs(torch.autograd.Function):
+class _TiledLogprobs(torch.autograd.Function):
     """Keeps the inputs and one log-sum-exp a token; makes the logits again in backward."""
 
     @staticmethod
@@ -133,27 +134,70 @@ class _ChunkedLogprobs(torch.autograd.Function):
         dtype = normalizer_N.dtype
         weight, temperature_N = weight_VH.to(dtype), temperature_N.to(dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        grad_hidden_NH = torch.empty_like(hidden_NH) if need_hidden else None
+        grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=dtype) if need_hidden else None
         grad_weight_VH = torch.zeros_like(weight) if need_weight else None
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(normalizer_N)
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            for at, hidden_CH, logits_CV in _chunks(hidden_NH, weight, ctx.chunk_tokens):
-                grad_CV = _grad_logits(
-                    logits_CV,
-                    temperature_N[at],
-                    normalizer_N[at],
-                    targets_N[at],
-                    grad_logprobs_N[at],
-                    None if grad_entropy_N is None else (entropy_N[at], grad_entropy_N[at]),
-                )
-                if grad_hidden_NH is not None:
-                    grad_hidden_NH[at] = grad_CV @ weight
-                if grad_weight_VH is not None:
-                    grad_weight_VH.addmm_(grad_CV.T, hidden_CH)
-        if grad_weight_VH is not None:
-            grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
+        for tile in _tiles(hidden_NH, weight, targets_N, temperature_N, ctx.chunk_tokens):
+            at, words = tile.tokens, tile.words
+            grad_CW = _grad_logits(
+                tile,
+                temperature_N[at],
+                normalizer_N[at],
+                grad_logprobs_N[at],
+                None if grad_entropy_N is None else (entropy_N[at], grad_entropy_N[at]),
+            )
+            if grad_hidden_NH is not None:
+                grad_hidden_NH[at].addmm_(grad_CW, weight[words])
+            if grad_weight_VH is not None:
+                grad_weight_VH[words].addmm_(grad_CW.T, tile.hidden_CH)
+        # Autograd lowers both to the dtype of their inputs where that is half.
         return grad_hidden_NH, grad_weight_VH, None, None, None, None, None
+
+
+class _Tile(NamedTuple):
+    """Logits of some tokens for some words, at the temperature of each token."""
+
+    tokens: slice
+    words: slice
+    hidden_CH: Tensor
+    logits_CW: Tensor
+    """lives until the next tile only, and may be overwritten"""
+    target_C1: Tensor
+    """place of the target among these words; any place where it is not among them"""
+    is_here_C: Tensor
+    """bool: the target is among these words"""
+
+
+def _tiles(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature_N: Tensor, chunk_tokens: int
+) -> Iterator[_Tile]:
+    """All words for some tokens, then all words for the next ones; weight in the dtype of the maths.
+
+    One buffer serves all tiles: a fresh one each time costs more in page faults than its softmax.
+    Autocast leaves products into a given buffer alone, so these stay in float32.
+    """
+    device = weight_VH.device
+    width = max(1, _TILE_FLOATS.get(device.type, _TILE_FLOATS_ELSEWHERE) // chunk_tokens)
+    height = min(chunk_tokens, len(hidden_NH))
+    buffer = weight_VH.new_empty(height * min(width, len(weight_VH)))
+    for start in range(0, len(hidden_NH), chunk_tokens):
+        tokens = slice(start, start + chunk_tokens)
+        hidden_CH = hidden_NH[tokens].to(weight_VH.dtype)
+        for first in range(0, len(weight_VH), width):
+            words = slice(first, first + width)
+            shape = (len(hidden_CH), len(weight_VH[words]))
+            logits_CW = buffer[: shape[0] * shape[1]].view(shape)
+            torch.mm(hidden_CH, weight_VH[words].T, out=logits_CW)
+            place_C = targets_N[tokens] - first
+            yield _Tile(
+                tokens=tokens,
+                words=words,
+                hidden_CH=hidden_CH,
+                logits_CW=logits_CW.div_(temperature_N[tokens, None]),
+                target_C1=place_C.clamp(0, shape[1] - 1)[:, None],
+                is_here_C=(place_C >= 0) & (place_C < shape[1]),
+            )
 
 
 def _forward(
@@ -164,62 +208,43 @@ def _forward(
     entropy: bool,
     chunk_tokens: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability, entropy (0 if not asked for) and log-sum-exp of every token."""
+    """Log-probability, entropy (0 if not asked for) and log-sum-exp of every token.
+
+    Running over the tiles, relative to the largest logit so far: the sum of exp(z - largest), and for
+    the entropy the sum of exp(z - largest) * (z - largest).
+    """
     dtype = _math_dtype(hidden_NH, weight_VH)
-    temperature_N = temperature_N.to(dtype)
-    logprobs_N = torch.empty(len(hidden_NH), dtype=dtype, device=hidden_NH.device)
-    entropy_N, normalizer_N = torch.zeros_like(logprobs_N), torch.empty_like(logprobs_N)
-    for at, _, logits_CV in _chunks(hidden_NH, weight_VH.to(dtype), chunk_tokens):
-        found = _normalize(logits_CV, temperature_N[at], targets_N[at], entropy)
-        logprobs_N[at], normalizer_N[at], entropy_N[at] = found
-    return logprobs_N, entropy_N, normalizer_N
-
-
-def _chunks(hidden_NH: Tensor, weight_VH: Tensor, chunk_tokens: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their hidden states, their logits. The logits live until the next chunk only.
-
-    One buffer serves all chunks: a fresh one each time costs more in page faults than its softmax.
-    Autocast leaves products into a given buffer alone, so these stay in float32.
-    """
-    size = min(chunk_tokens, len(hidden_NH))
-    buffer_CV = weight_VH.new_empty((size, len(weight_VH)))
-    for start in range(0, len(hidden_NH), chunk_tokens):
-        at = slice(start, start + chunk_tokens)
-        hidden_CH = hidden_NH[at].to(weight_VH.dtype)
-        logits_CV = torch.mm(hidden_CH, weight_VH.T, out=buffer_CV[: len(hidden_CH)])
-        yield at, hidden_CH, logits_CV
-
-
-def _normalize(logits_CV: Tensor, temperature_C: Tensor, targets_C: Tensor, entropy: bool) -> tuple[Tensor, ...]:
-    """Log-probability, log-sum-exp and entropy of each row. Overwrites the logits.
-
-    Rows are taken a few at a time: they stay in the cache through all passes, and entropy needs the
-    probabilities beside the logits.
-    """
-    found = []
-    for start in range(0, len(logits_CV), _CACHED_ROWS):
-        rows = slice(start, start + _CACHED_ROWS)
-        z_RV = logits_CV[rows].div_(temperature_C[rows, None])
-        largest_R = z_RV.amax(dim=1)
-        z_RV.sub_(largest_R[:, None])
-        chosen_R = z_RV.gather(1, targets_C[rows, None])[:, 0]
+    weight, temperature_N = weight_VH.to(dtype), temperature_N.to(dtype)
+    chosen_N = torch.zeros(len(hidden_NH), dtype=dtype, device=hidden_NH.device)
+    # The least finite number and not -inf, which would make 0 * inf below.
+    largest_N = torch.full_like(chosen_N, torch.finfo(dtype).min)
+    total_N, weighted_N = torch.zeros_like(chosen_N), torch.zeros_like(chosen_N)
+    for tile in _tiles(hidden_NH, weight, targets_N, temperature_N, chunk_tokens):
+        at, z_CW = tile.tokens, tile.logits_CW
+        target_C = z_CW.gather(1, tile.target_C1)[:, 0]
+        chosen_N[at] = torch.where(tile.is_here_C, target_C, chosen_N[at])
+        largest_C = torch.maximum(largest_N[at], z_CW.amax(dim=1))
+        shift_C = largest_N[at] - largest_C
+        scale_C = shift_C.exp()
+        z_CW.sub_(largest_C[:, None])
         if entropy:
-            shares_RV = z_RV.exp()
-            total_R = shares_RV.sum(dim=1)
-            entropy_R = total_R.log() - shares_RV.mul_(z_RV).sum(dim=1) / total_R
+            share_CW = z_CW.exp()
+            moved_C = scale_C * (weighted_N[at] + shift_C * total_N[at])
+            weighted_N[at] = moved_C + z_CW.mul_(share_CW).sum(dim=1)
         else:
-            total_R = z_RV.exp_().sum(dim=1)
-            entropy_R = torch.zeros_like(total_R)
-        # chosen is relative to the largest: small, where log-sum-exp may be large and coarse
-        found.append((chosen_R - total_R.log(), largest_R + total_R.log(), entropy_R))
-    return tuple(torch.cat(column) for column in zip(*found, strict=True))
+            share_CW = z_CW.exp_()
+        total_N[at] = scale_C * total_N[at] + share_CW.sum(dim=1)
+        largest_N[at] = largest_C
+    log_total_N = total_N.log()
+    entropy_N = log_total_N - weighted_N / total_N if entropy else torch.zeros_like(chosen_N)
+    # chosen - largest first: it is small, where the log-sum-exp may be large and coarse.
+    return (chosen_N - largest_N) - log_total_N, entropy_N, largest_N + log_total_N
 
 
 def _grad_logits(
-    logits_CV: Tensor,
+    tile: _Tile,
     temperature_C: Tensor,
     normalizer_C: Tensor,
-    targets_C: Tensor,
     grad_C: Tensor,
     entropy: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
@@ -229,17 +254,15 @@ def _grad_logits(
     log-probability and entropy.
     """
     scaled_C = grad_C / temperature_C
-    for start in range(0, len(logits_CV), _CACHED_ROWS):
-        rows = slice(start, start + _CACHED_ROWS)
-        log_p_RV = logits_CV[rows].div_(temperature_C[rows, None]).sub_(normalizer_C[rows, None])
-        if entropy is None:
-            log_p_RV.exp_().mul_(-scaled_C[rows, None])
-            continue
+    log_p_CW = tile.logits_CW.sub_(normalizer_C[:, None])
+    if entropy is None:
+        grad_CW = log_p_CW.exp_().mul_(-scaled_C[:, None])
+    else:
         entropy_C, grad_entropy_C = entropy
-        slope_RV = log_p_RV + entropy_C[rows, None]
-        slope_RV.mul_((grad_entropy_C / temperature_C)[rows, None]).add_(scaled_C[rows, None])
-        log_p_RV.exp_().mul_(slope_RV.neg_())
-    return logits_CV.scatter_add_(1, targets_C[:, None], scaled_C[:, None])
+        slope_CW = (log_p_CW + entropy_C[:, None]).mul_((grad_entropy_C / temperature_C)[:, None])
+        grad_CW = log_p_CW.exp_().mul_(slope_CW.add_(scaled_C[:, None]).neg_())
+    onehot_C = torch.where(tile.is_here_C, scaled_C, 0.0)
+    return grad_CW.scatter_add_(1, tile.target_C1, onehot_C[:, None])
 
 
 def _math_dtype(*tensors: Tensor) -> torch.dtype:

@@ -16,6 +16,7 @@ from consumers.offline.run_log import (
     RequestEntry,
     RunLog,
 )
+from consumers.trainer.step import AgeWeights
 from infra.config import Config
 from schemas.ledger import Decision, DecisionRow, LedgerEnded, Position, StepCompleted, Subject
 from schemas.policy_fold import PolicyFold
@@ -47,12 +48,19 @@ Rules = AuditRules | Mapping[str, AuditRules]
 
 def rules_from_configs(configs: Iterable[Config], advantages: Advantages | None = None) -> dict[str, AuditRules]:
     """Limits by config digest, from the resolved configurations stored with the run."""
-    return {
-        config.digest(): AuditRules(
-            max_lag=config.trainer.max_lag, barrier=config.coordinator.mode == "barrier", advantages=advantages
-        )
-        for config in configs
-    }
+    return {config.digest(): _rules(config, advantages) for config in configs}
+
+
+def _rules(config: Config, advantages: Advantages | None) -> AuditRules:
+    trainer = config.trainer
+    return AuditRules(
+        max_lag=trainer.largest_lag,
+        max_use=config.replay.max_use if config.replay.steps else 1,
+        barrier=config.coordinator.mode == "barrier",
+        weight=AgeWeights(max_lag=trainer.max_lag, decay=trainer.decay).weight,
+        # With the divergence in the reward they follow from penalised rewards, which are not stored.
+        advantages=None if config.objective.kl_in_reward else advantages,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

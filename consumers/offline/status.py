@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from consumers.offline.run_log import RunLog
+from infra.config_trainer import AlarmsSection
+from infra.metrics_alarms import alarms
 from schemas import policy_events as ev
 from schemas.headers import rfc3339
 from schemas.heartbeat import Heartbeat
@@ -80,6 +82,8 @@ class RunStatus:
     trajectories_per_s: float | None
     health: dict[str, float]
     """of the last step"""
+    alarms: tuple[str, ...]
+    """what is worth a look in the latest steps, in words"""
     waiting_for: tuple[str, ...]
     """what the trainer waits for, in words"""
 
@@ -105,6 +109,7 @@ class RunStatus:
         lines.append(f"throughput: {self.tokens_per_s:.0f} tokens/s{rate}")
         if self.health:
             lines.append("last step: " + ", ".join(f"{name} {value:.4g}" for name, value in self.health.items()))
+        lines += [f"alarm: {words}" for words in self.alarms]
         lines += [f"the trainer waits for {what}" for what in self.waiting_for]
         return "\n".join(lines)
 
@@ -114,17 +119,20 @@ class _Ledger:
     control: AnyLedgerControl | None
     steps: int
     last: deque[StepCompleted]
+    recent: deque[Mapping[str, float]]
+    """metrics of the steps that alarms look at"""
     dropped: Counter[str]
     dropped_groups: Counter[str]
 
 
-def status(run_log: RunLog, *, now_us: int) -> RunStatus:
+def status(run_log: RunLog, *, now_us: int, limits: AlarmsSection | None = None) -> RunStatus:
     """Read the run and say where it stands. `now_us` gives heartbeats and requests their age."""
     fold = PolicyFold()
     any_event = False
     for _ in run_log.policy(fold):
         any_event = True
-    ledger = _read_ledger(run_log)
+    limits = limits or AlarmsSection()
+    ledger = _read_ledger(run_log, limits.window_steps)
     beats = {(beat.worker, beat.incarnation): beat for beat in run_log.heartbeats()}
     workers = tuple(_worker(name, fold, beats, now_us) for name in sorted(fold.workers))
     open_groups = () if ledger.control is None else ledger.control.position.open_groups
@@ -151,6 +159,7 @@ def status(run_log: RunLog, *, now_us: int) -> RunStatus:
         steps_per_minute=_rate(ledger.last, lambda s: 60.0),
         trajectories_per_s=_rate(ledger.last, lambda s: float(s.trajectories)),
         health={} if step is None else health(step.metrics),
+        alarms=tuple(alarms(ledger.recent, limits)),
         waiting_for=() if ended else tuple(_waiting_for(fold, ledger.control, waiting, workers, now_us)),
     )
 
@@ -165,8 +174,8 @@ def health(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _read_ledger(run_log: RunLog) -> _Ledger:
-    ledger = _Ledger(None, 0, deque(maxlen=LAST_STEPS), Counter(), Counter())
+def _read_ledger(run_log: RunLog, window_steps: int) -> _Ledger:
+    ledger = _Ledger(None, 0, deque(maxlen=LAST_STEPS), deque(maxlen=window_steps), Counter(), Counter())
     for transaction in run_log.transactions():
         for row in transaction.decisions:
             if row.decision is Decision.DROPPED and row.subject is not Subject.RECORD:
@@ -176,6 +185,7 @@ def _read_ledger(run_log: RunLog) -> _Ledger:
         if isinstance(transaction.control, StepCompleted):
             ledger.steps += 1
             ledger.last.append(transaction.control)
+            ledger.recent.append(transaction.control.metrics)
     return ledger
 
 

@@ -7,12 +7,15 @@ generators' own checks only save compute. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
-from schemas.trajectory import Sampling, Trajectory
+from schemas.trajectory import Fingerprint, Sampling, Trajectory
+
+_NUMBERS = ("dtype", "engine", "engine_version")
+"""parts of a fingerprint that change log-probabilities a little; the tokenizer changes what they are of"""
 
 
 class Admission(StrEnum):
@@ -45,6 +48,10 @@ class AdmissionRules:
     """a token counts only when its version was activated, not just proven"""
     tokenizer_digest: str
     """the trainer's own"""
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    """the trainer's own precision and engine; empty: not compared"""
+    takes_other_numbers: bool = True
+    """the objective allows for behaviour log-probabilities of another precision or engine"""
 
 
 def trained_versions(trajectory: Trajectory) -> list[tuple[int, int]]:
@@ -63,6 +70,14 @@ def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionR
     mismatch = support_mismatch(trajectory.sampling, trajectory.fingerprint.tokenizer_digest, rules.tokenizer_digest)
     if mismatch:
         return Verdict(admission=Admission.REFUSE, reason=Reason.SUPPORT_MISMATCH, detail=mismatch)
+    if not rules.takes_other_numbers:
+        difference = fingerprint_difference(trajectory.fingerprint, rules.fingerprint)
+        if difference:
+            detail = (
+                f"{difference}, and the objective takes stored log-probabilities for the trainer's own: "
+                "use denominator behaviour, or a correction"
+            )
+            return Verdict(admission=Admission.REFUSE, reason=Reason.SUPPORT_MISMATCH, detail=detail)
     oldest: int | None = None
     segments = trained_versions(trajectory)
     for version, _ in segments:
@@ -97,6 +112,18 @@ def _unproven(
     if barrier and not fold.was_activated(version):
         return Admission.WAIT, f"version {version} was not activated yet"
     return None
+
+
+def fingerprint_difference(theirs: Fingerprint, own: Mapping[str, str]) -> str:
+    """Which part of precision and engine differs, in words; empty when none does, or none is known.
+
+    Equal: behaviour log-probabilities may stand for the trainer's own. Otherwise they are close, and the ratio over
+    them, or a correction, has to take up the difference."""
+    for name in _NUMBERS:
+        part, expected = getattr(theirs, name), own.get(name, "")
+        if part and expected and part != expected:
+            return f"{name} {part} is not the trainer's {expected}"
+    return ""
 
 
 def support_mismatch(sampling: Sampling, tokenizer_digest: str, own_tokenizer_digest: str) -> str:

@@ -83,6 +83,11 @@ class Learner(Protocol):
         """One training step in memory. On an exception the state is undefined: `restore` before going on."""
         ...
 
+    def reward_penalties(self, trajectories: Sequence[Trajectory]) -> Sequence[float]:
+        """What to add to each reward before groups are normalised (the divergence from the reference, negative);
+        zeros when that is off. Under the weights as they are: before `train`."""
+        ...
+
     def save(self, directory: Path, *, with_state: bool = True) -> None:
         """Write model, config, tokenizer, probe, and (unless told otherwise) optimizer and RNG state into an empty
         directory.

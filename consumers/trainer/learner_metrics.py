@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from consumers.objective.statistics import percentiles
+from consumers.objective.statistics import percentiles, step_metrics
+from consumers.trainer.admission import fingerprint_difference
 from consumers.trainer.batch import BatchRow
+from consumers.trainer.learner_settings import LearnerSettings
+from consumers.trainer.step_record import StepRecord
+
+logger = logging.getLogger(__name__)
 
 RENAMED = {
     "loss": "actor/pg_loss",
@@ -41,6 +47,35 @@ def quantile_metrics(log_ratio_N: torch.Tensor, mismatch_log_ratio_N: torch.Tens
     return ratios | mismatches
 
 
+def update_metrics(
+    record: StepRecord, settings: LearnerSettings, fingerprint: Mapping[str, str], rows: Sequence[BatchRow]
+) -> dict[str, float]:
+    """What the update did. Ratios of the first optimizer step tell of the data; later ones of drift inside the step."""
+    metrics: dict[str, float] = {}
+    if record.tally is not None and record.last_tally is not None:
+        metrics |= objective_metrics(step_metrics(record.tally, settings.objective))
+        metrics |= quantile_metrics(torch.cat(record.log_ratios), torch.cat(record.mismatch_log_ratios))
+        if settings.optimizer_steps > 1:
+            last = objective_metrics(step_metrics(record.last_tally, settings.objective))
+            metrics |= {f"{name}_last": last[name] for name in ("actor/ppo_kl", "actor/pg_clipfrac") if name in last}
+    if record.grad_norms:
+        metrics["actor/grad_norm"] = float(np.mean(record.grad_norms))
+    metrics["actor/lr"] = record.learning_rate
+    metrics["training/optimizer_steps"] = float(record.made)
+    metrics["training/optimizer_steps_masked"] = float(record.masked)
+    metrics["training/optimizer_steps_nonfinite"] = float(record.not_finite)
+    other = [row for row in rows if fingerprint_difference(row.trajectory.fingerprint, fingerprint)]
+    if rows:
+        metrics["mismatch/other_fingerprint_fraction"] = len(other) / len(rows)
+    if record.worst is not None:
+        metrics["mismatch/fresh_ratio_error_max"] = record.worst.ratio_error
+        # Another precision or engine explains a difference; the same one does not.
+        served = {row.trajectory.fingerprint.dtype for row in rows}
+        if record.worst.exceeds and served | {settings.dtype} == {"float32"}:
+            logger.warning("engine_and_trainer_disagree %s", record.worst)
+    return metrics
+
+
 def row_metrics(rows: Sequence[BatchRow]) -> dict[str, float]:
     """What the learner saw of its rows; rewards by task, lag and age are the step's to report."""
     if not rows:
@@ -55,11 +90,6 @@ def row_metrics(rows: Sequence[BatchRow]) -> dict[str, float]:
     }
     if len(rewards):
         metrics["critic/rewards/std"] = float(rewards.std())
-        groups: dict[str, list[float]] = {}
-        for row in rows:
-            if row.trajectory.reward is not None:
-                groups.setdefault(str(row.trajectory.group_id), []).append(row.trajectory.reward)
-        metrics["training/group_reward_variance"] = float(np.mean([np.var(values) for values in groups.values()]))
     return metrics
 
 

@@ -11,6 +11,7 @@ from consumers.objective.legality import check_legal
 from consumers.objective.options import KlPlacement
 from consumers.objective.settings import GRPO, ObjectiveSettings
 from consumers.objective.shapes import ObjectiveError
+from consumers.trainer.ranks import Parallel
 from schemas.errors import ConfigError
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -37,7 +38,7 @@ class LearnerSettings:
     adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
     max_bad_steps: int = 5
-    """optimizer steps in a row with a non-finite gradient before the run stops"""
+    """optimizer steps in a row that could not be made (gradient not finite, nothing counted) before the run stops"""
 
     epochs: int = 1
     minibatches: int = 1
@@ -56,7 +57,13 @@ class LearnerSettings:
     threads: int = 1
     seed: int = 0
     reference_directory: Path | None = None
-    """frozen reference policy, for KL; None: none"""
+    """reference policy, for KL; None: none"""
+    reference_version: int | None = None
+    """version whose weights that directory holds; None: none of this run"""
+    reference_refresh_every: int = 0
+    """versions after which the newest weights become the reference; 0: never"""
+    parallel: Parallel = "ddp"
+    """what several ranks do: each holds the whole model, or a share of it"""
 
     def __post_init__(self) -> None:
         positive = ("learning_rate", "max_grad_norm", "adam_epsilon")
@@ -65,20 +72,25 @@ class LearnerSettings:
         at_least_one = ("epochs", "minibatches", "micro_batch_tokens", "logprob_chunk", "threads", "max_bad_steps")
         for name in at_least_one:
             _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("warmup_steps", "weight_decay", "max_lag"):
+        for name in ("warmup_steps", "weight_decay", "max_lag", "reference_refresh_every"):
             _require(name, getattr(self, name), getattr(self, name) >= 0, "0 or above")
         _require("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "in [0, 1)")
         _require(
             "schedule", self.schedule, self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"
         )
+        _require("parallel", self.parallel, self.parallel in ("ddp", "fsdp"), "ddp or fsdp")
         _require("dtype", self.dtype, self.dtype in ("float32", "bfloat16"), "float32 or bfloat16")
         if self.schedule != "constant" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             raise ConfigError(
                 f"learner.total_steps = {self.total_steps}: schedule {self.schedule} needs more than warmup_steps"
             )
-        kl_in_loss = self.objective.kl_coefficient > 0 and self.objective.kl_placement is KlPlacement.LOSS
-        if kl_in_loss and self.reference_directory is None:
+        if self.objective.kl_coefficient > 0 and self.reference_directory is None:
             raise ConfigError("learner.reference_directory is unset: kl_coefficient > 0 needs a reference policy")
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """The divergence from the reference is taken off the rewards."""
+        return self.objective.kl_coefficient > 0 and self.objective.kl_placement is KlPlacement.REWARD
 
     @property
     def optimizer_steps(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from schemas.checkpoint import OPTIMIZER_NAME, TRAINER_STATE_NAME
 from schemas.errors import CheckpointInvalid
 
+REFERENCE_NAME = "reference.safetensors"
+"""weights of a reference that is refreshed; a frozen one is not part of the state"""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -35,9 +37,12 @@ class TrainerState(BaseModel):
     skipped_steps: int
     """optimizer steps not made: nothing to train on, or a non-finite gradient"""
     bad_steps_in_row: int
+    """of those, since the last that was made"""
     seed: int
     torch_rng: str
     """base64 of torch's CPU generator state"""
+    reference_version: int | None = None
+    """version whose weights are the reference; None: none of this run"""
 
     def rng_digest(self) -> str:
         """sha256 hex over everything random."""
@@ -54,38 +59,44 @@ def set_torch_rng(text: str) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8))
 
 
-def save_optimizer(optimizer: Any, names: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Write the moments of every parameter that has made a step, by parameter name."""
-    tensors = {
-        f"{name}.{part}": optimizer.state[parameter][part].detach().cpu().contiguous()
+def optimizer_tensors(
+    optimizer: Any, names: Mapping[str, torch.Tensor], whole: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The moments of every parameter that has made a step, by parameter name; `whole` joins the ranks' parts."""
+    return {
+        f"{name}.{part}": whole(optimizer.state[parameter][part])
         for name, parameter in names.items()
         if parameter in optimizer.state
         for part in MOMENTS
     }
-    save_file(tensors, directory / OPTIMIZER_NAME, metadata={"format": "pt"})
 
 
-def load_optimizer(optimizer: Any, names: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Read the moments back; CheckpointInvalid names what does not fit. Nothing is set before all is checked."""
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write whole tensors as safetensors."""
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+
+
+def load_optimizer(
+    optimizer: Any,
+    names: Mapping[str, torch.Tensor],
+    directory: Path,
+    place: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Read the moments back; CheckpointInvalid names what does not fit. Nothing is set before all is checked.
+
+    `place` gives this rank's part of a whole tensor, for the parameter it belongs to."""
     path = directory / OPTIMIZER_NAME
     known = {f"{name}.{part}": (parameter, part) for name, parameter in names.items() for part in MOMENTS}
     loaded: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for key in file.keys():  # noqa: SIM118 (not a mapping)
-                if key not in known:
-                    raise CheckpointInvalid(f"{path}: {key} belongs to no parameter of this model")
-                parameter, part = known[key]
-                tensor = file.get_tensor(key)
-                if part != "step" and tensor.shape != parameter.shape:
-                    raise CheckpointInvalid(
-                        f"{path}: {key} has shape {list(tensor.shape)}, not {list(parameter.shape)}"
-                    )
-                # The step counter stays on the CPU, where AdamW keeps it.
-                moved = tensor.clone() if part == "step" else tensor.to(parameter.device).clone()
-                loaded.setdefault(parameter, {})[part] = moved
-    except (SafetensorError, OSError) as error:
-        raise CheckpointInvalid(f"{path} cannot be read: {error}; resume from a version that has state") from error
+    for key, tensor in read_tensors(path).items():
+        if key not in known:
+            raise CheckpointInvalid(f"{path}: {key} belongs to no parameter of this model")
+        parameter, part = known[key]
+        if part != "step" and tensor.shape != parameter.shape:
+            raise CheckpointInvalid(f"{path}: {key} has shape {list(tensor.shape)}, not {list(parameter.shape)}")
+        # The step counter stays on the CPU, where AdamW keeps it.
+        moved = tensor.clone() if part == "step" else place(parameter, tensor)
+        loaded.setdefault(parameter, {})[part] = moved
     for parts in loaded.values():
         if set(parts) != set(MOMENTS):
             raise CheckpointInvalid(f"{path}: a parameter has only {sorted(parts)}")
@@ -93,6 +104,15 @@ def load_optimizer(optimizer: Any, names: Mapping[str, torch.Tensor], directory:
         raise CheckpointInvalid(f"{path}: has state of {len(loaded)} parameters, the model has {len(names)}")
     optimizer.state.clear()
     optimizer.state.update(loaded)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a file of the trainer's state; CheckpointInvalid when it cannot be read."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointInvalid(f"{path} cannot be read: {error}; resume from a version that has state") from error
 
 
 def write_state(state: TrainerState, directory: Path) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from consumers.trainer.policy_forward import ForwardSettings, score_rows
 from consumers.trainer.probe_selection import FIXED_PROMPT, ProbeCandidate, fixed_sequences, most_moved
-from consumers.trainer.tensors import pack_sequences
-from infra.model import Policy
 from schemas.probe_codec import ProbeSequence, encode_probe
 
 Pair = tuple[list[int], list[int]]
+Score = Callable[[Sequence[Pair], Sequence[float]], list[npt.NDArray[np.float32]]]
+"""(prompt, completion) pairs and their temperatures -> log-probabilities of the completions"""
 
 
-def probe_bytes(policy: Policy, candidates: Sequence[ProbeCandidate], forward: ForwardSettings, device: str) -> bytes:
+def probe_bytes(vocabulary_size: int, candidates: Sequence[ProbeCandidate], score: Score) -> bytes:
     """The probe of the policy's present weights. Log-probabilities are at temperature 1, as engines score."""
-    pairs, temperatures = _pairs(policy, candidates)
+    pairs, temperatures = _pairs(vocabulary_size, candidates)
     if candidates:
-        moved = _score(policy.model, pairs, temperatures, forward, device)
+        moved = score(pairs, temperatures)
         pairs = [pairs[place] for place in most_moved(candidates, moved)]
-    scores = _score(policy.model, pairs, [1.0] * len(pairs), forward, device)
+    scores = score(pairs, [1.0] * len(pairs))
     return encode_probe(
         [
             ProbeSequence(
@@ -34,18 +32,10 @@ def probe_bytes(policy: Policy, candidates: Sequence[ProbeCandidate], forward: F
     )
 
 
-def _pairs(policy: Policy, candidates: Sequence[ProbeCandidate]) -> tuple[list[Pair], list[float]]:
+def _pairs(vocabulary_size: int, candidates: Sequence[ProbeCandidate]) -> tuple[list[Pair], list[float]]:
     if not candidates:
-        fixed = fixed_sequences(policy.vocabulary_size)
+        fixed = fixed_sequences(vocabulary_size)
         return [(list(s[:FIXED_PROMPT]), list(s[FIXED_PROMPT:])) for s in fixed], [1.0] * len(fixed)
     rows = [candidate.row.trajectory for candidate in candidates]
     pairs = [(row.prompt_token_ids.tolist(), row.token_ids.tolist()) for row in rows]
     return pairs, [row.sampling.temperature for row in rows]
-
-
-def _score(
-    model: Any, pairs: Sequence[Pair], temperatures: Sequence[float], forward: ForwardSettings, device: str
-) -> list[npt.NDArray[np.float32]]:
-    tensors = pack_sequences(pairs, temperatures, device)
-    scores = score_rows(model, tensors, forward)[0].cpu().numpy()
-    return [scores[place, : len(completion)].copy() for place, (_, completion) in enumerate(pairs)]

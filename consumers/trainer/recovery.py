@@ -26,7 +26,9 @@ class CommittedState:
         self._key = (ledger_topic, 0)
         self._clock = clock
         self._deadline_s = clock.monotonic_s() + _READ_LIMIT_S
-        self._policy_end = follower.end_offset()
+        # Not the end of what is decided: a coordinator that died inside a transaction hides everything behind it, and
+        # the ledger would be ahead of policy (a run that has ended would be ended again) until the broker gives it up.
+        self._policy_end = follower.high_watermark()
         self._end = ledger.end_offsets()[self._key]
         self._look_back = _FIRST_LOOK_RECORDS
         self._seek()

@@ -91,6 +91,7 @@ def issue(
             issued_at_us=now_us,
             attempt=r.attempt,
             intended_step=r.intended_step,
+            issued_depth=head.depth,
         )
         for r in requests
     )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from consumers.trainer.batch import BatchRow, Learner, StepOutcome, TrainBatch
 from consumers.trainer.replay import ReplayedGroup
-from consumers.trainer.selection import ReadyGroup, is_zero_variance
+from consumers.trainer.selection import ReadyGroup
+from consumers.trainer.step_metrics import batch_metrics, drop_metrics
 from consumers.trainer.transactions import GroupScores
 from infra.ports import Clock
 from schemas.ids import RunId
-from schemas.ledger import Decision, DecisionRow, Position, StepCompleted, Subject
+from schemas.ledger import DecisionRow, Position, StepCompleted
+from schemas.trajectory import Trajectory
 
 Advantages = Callable[[Sequence[Sequence[float]]], Sequence[Sequence[float]]]
 """rewards of each group's usable members -> advantages in the same shape"""
+Penalties = Callable[[Sequence[Trajectory]], Sequence[float]]
+"""trajectories -> what is added to each one's reward before its group is normalised: Learner.reward_penalties"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,8 @@ class PreparedStep:
     replayed: tuple[ReplayedGroup, ...]
     advantages: Mapping[str, dict[int, float]]
     weights: Mapping[str, dict[int, float]]
+    penalties: tuple[float, ...] = ()
+    """added to the rewards of the groups' usable members; empty when the divergence in the reward is off"""
     batch_s: float
     """seconds it took to put together"""
 
@@ -58,10 +63,14 @@ class AgeWeights:
 class StepMaker:
     """Builds batches and step records; knows how advantages are computed, not by what."""
 
-    def __init__(self, *, clock: Clock, advantages: Advantages, age_weights: AgeWeights) -> None:
+    def __init__(
+        self, *, clock: Clock, advantages: Advantages, age_weights: AgeWeights, penalties: Penalties | None = None
+    ) -> None:
+        """`penalties`: None where the rewards are taken as they are."""
         self._clock = clock
         self._advantages = advantages
         self._age_weights = age_weights
+        self._penalties = penalties
         self._last_end_s = clock.monotonic_s()
         self._train_s = 0.0
 
@@ -80,9 +89,11 @@ class StepMaker:
     ) -> PreparedStep:
         """Rows in order of the groups, then index in group, replayed groups last.
 
-        Advantages are taken over every usable member of a group; a replayed row keeps that of its first use."""
+        Advantages are taken over every usable member of a group; a replayed row keeps that of its first use. With
+        penalties they are taken over penalised rewards; the reward itself stays what it was."""
         started_s = self._clock.monotonic_s()
-        per_group = self._advantages([group.baseline_rewards() for group in groups])
+        penalties = self._penalties_of(groups)
+        per_group = self._advantages(_penalised([group.baseline_rewards() for group in groups], penalties))
         rows: list[BatchRow] = []
         advantages: dict[str, dict[int, float]] = {}
         weights: dict[str, dict[int, float]] = {}
@@ -126,8 +137,15 @@ class StepMaker:
             replayed=tuple(replayed),
             advantages=advantages,
             weights=weights,
+            penalties=penalties,
             batch_s=self._clock.monotonic_s() - started_s,
         )
+
+    def _penalties_of(self, groups: Sequence[ReadyGroup]) -> tuple[float, ...]:
+        if self._penalties is None:
+            return ()
+        usable = [m.held.trajectory for g in groups for m in g.members if m.held.trajectory.reward is not None]
+        return tuple(self._penalties(usable))
 
     def train(self, learner: Learner, prepared: PreparedStep) -> StepOutcome:
         """The learner's step, timed."""
@@ -153,7 +171,15 @@ class StepMaker:
         now_s = self._clock.monotonic_s()
         now_us = self._clock.now_us()
         whole_s, self._last_end_s = now_s - self._last_end_s, now_s
-        metrics = {**outcome.metrics, **batch_metrics(prepared, now_us), **drop_metrics(decisions)}
+        measured = batch_metrics(
+            prepared.batch.rows,
+            prepared.groups,
+            prepared.penalties,
+            version_in=prepared.batch.version_in,
+            depth_in=prepared.batch.depth_in,
+            now_us=now_us,
+        )
+        metrics = {**outcome.metrics, **measured, **drop_metrics(decisions)}
         metrics["skipped_step"] = float(outcome.skipped)
         busy_s = prepared.batch_s + self._train_s + publish_s
         metrics["trainer/idle_fraction"] = max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else 0.0
@@ -183,48 +209,9 @@ class StepMaker:
         )
 
 
-def batch_metrics(prepared: PreparedStep, now_us: int) -> dict[str, float]:
-    """Lag, age, reward and group statistics of one batch; names are in the metric registry."""
-    rows = prepared.batch.rows
-    metrics: dict[str, float] = {}
-    lags = [row.policy_lag for row in rows]
-    if lags:
-        metrics["policy_lag/mean"] = sum(lags) / len(lags)
-        metrics["policy_lag/max"] = float(max(lags))
-        for lag, count in sorted(Counter(lags).items()):
-            metrics[f"policy_lag/count_{lag}"] = float(count)
-        ages = sorted((now_us - row.trajectory.finished_at_us) / 1e6 for row in rows)
-        metrics["age_seconds/mean"] = sum(ages) / len(ages)
-        metrics["age_seconds/max"] = ages[-1]
-        from_issue = [(now_us - row.trajectory.requested_at_us) / 1e6 for row in rows]
-        metrics["age_seconds/from_issue_mean"] = sum(from_issue) / len(from_issue)
-        metrics["replay/rows"] = float(sum(row.use_count > 1 for row in rows))
-        lengths = [len(row.trajectory.token_ids) for row in rows]
-        metrics["response_length/mean"] = sum(lengths) / len(lengths)
-        metrics["response_length/max"] = float(max(lengths))
-        truncated = sum(row.trajectory.finish_reason == "length" for row in rows)
-        metrics["response_length/clip_ratio"] = truncated / len(rows)
-        for version, count in sorted(Counter(s.version for row in rows for s in row.trajectory.segments).items()):
-            metrics[f"samples_per_version/back_{prepared.batch.version_in - version}"] = float(count)
-    rewards = [group.baseline_rewards() for group in prepared.groups]
-    flat = [reward for group in rewards for reward in group]
-    if flat:
-        metrics["critic/rewards/mean"] = sum(flat) / len(flat)
-        metrics["critic/rewards/max"] = max(flat)
-        metrics["critic/rewards/min"] = min(flat)
-        metrics["group/zero_variance"] = sum(is_zero_variance(group) for group in rewards) / len(rewards)
-        metrics["group/all_right"] = sum(min(group) >= 1.0 for group in rewards) / len(rewards)
-        metrics["group/all_wrong"] = sum(max(group) <= 0.0 for group in rewards) / len(rewards)
-    for task in sorted({row.trajectory.task for row in rows}):
-        values = [row.trajectory.reward for row in rows if row.trajectory.task == task]
-        usable = [value for value in values if value is not None]
-        metrics[f"reward_by_task/{task}"] = sum(usable) / len(usable)
-    return metrics
-
-
-def drop_metrics(decisions: Sequence[DecisionRow]) -> dict[str, float]:
-    """Trajectories dropped in this transaction, by reason."""
-    reasons = Counter(
-        row.reason for row in decisions if row.subject is Subject.TRAJECTORY and row.decision is Decision.DROPPED
-    )
-    return {f"dropped/{reason}": float(count) for reason, count in sorted(reasons.items())}
+def _penalised(rewards: Sequence[Sequence[float]], penalties: Sequence[float]) -> list[list[float]]:
+    """The rewards with what is added to each; `penalties` is flat, in the same order, or empty."""
+    if not penalties:
+        return [list(group) for group in rewards]
+    left = iter(penalties)
+    return [[reward + next(left) for reward in group] for group in rewards]

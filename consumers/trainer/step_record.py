@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +12,22 @@ import torch
 
 from consumers.objective.guards import WorstToken
 from consumers.objective.statistics import Tally
-from consumers.trainer.batch import BatchRow
-from consumers.trainer.tensors import RowTensors
+from consumers.trainer.ranks import Ranks
+from consumers.trainer.tensors import RowData, RowTensors
 
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """Mutable; lives for one training step."""
+    """Mutable; lives for one training step. What was shared is equal on every rank, the rest is this rank's own."""
 
-    rows: Sequence[BatchRow]
+    rows: Sequence[RowData]
     proximal: dict[int, FloatArray] = field(default_factory=dict)
     """row -> [T] under the weights at the start of the step"""
     reference: dict[int, FloatArray] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
+    """rows whose scores every rank has"""
     tally: Tally | None = None
     """of the first optimizer step"""
     last_tally: Tally | None = None
@@ -33,6 +36,12 @@ class StepRecord:
     worst: WorstToken | None = None
     grad_norms: list[float] = field(default_factory=list)
     learning_rate: float = 0.0
+    made: int = 0
+    """optimizer steps"""
+    masked: int = 0
+    """optimizer steps not made because nothing counted"""
+    not_finite: int = 0
+    """optimizer steps not made because the gradient was not finite"""
 
     def add_proximal(self, tensors: RowTensors, scores_BT: torch.Tensor) -> None:
         """Keep scores of rows that have none yet: the first ones are those before any optimizer step."""
@@ -64,6 +73,43 @@ class StepRecord:
         self.mismatch_log_ratios.append(mismatch_N)
         if worst is not None and (self.worst is None or worst.ratio_error > self.worst.ratio_error):
             self.worst = worst
+
+    # ------------------------------------------------------------ between ranks
+
+    def share_scores(self, ranks: Ranks, chosen: Sequence[int]) -> None:
+        """Give every rank the scores of these rows, each of which one rank has computed."""
+        pending = [row for row in chosen if row not in self.shared]
+        self.shared.update(pending)
+        if ranks.count == 1 or not pending:
+            return
+        _share(ranks, self.proximal, pending, self.rows)
+        # Scored together with the proximal ones, or nowhere.
+        if int(ranks.largest(torch.tensor([len(self.reference)]))[0]):
+            _share(ranks, self.reference, pending, self.rows)
+
+    def share_ratios(self, ranks: Ranks) -> None:
+        """Give every rank all collected ratios and the worst token."""
+        if ranks.count == 1:
+            return
+        for values in (self.log_ratios, self.mismatch_log_ratios):
+            own = torch.cat(values).cpu().numpy().tobytes() if values else b""
+            values[:] = [torch.from_numpy(np.frombuffer(part, np.float32).copy()) for part in ranks.gather(own)]
+        own = b"" if self.worst is None else json.dumps(asdict(self.worst)).encode()
+        found = [WorstToken(**json.loads(part)) for part in ranks.gather(own) if part]
+        self.worst = max(found, key=lambda worst: worst.ratio_error, default=None)
+
+
+def _share(ranks: Ranks, store: dict[int, FloatArray], pending: Sequence[int], rows: Sequence[RowData]) -> None:
+    """One sum over the ranks: 0 where a rank has no scores, so every bit survives."""
+    lengths = [len(rows[row].completion) for row in pending]
+    ends = np.cumsum(lengths)
+    flat = np.zeros(int(ends[-1]), dtype=np.float32)
+    for row, end, length in zip(pending, ends, lengths, strict=True):
+        if row in store:
+            flat[end - length : end] = store[row]
+    summed = ranks.add(torch.from_numpy(flat)).numpy()
+    for row, end, length in zip(pending, ends, lengths, strict=True):
+        store[row] = summed[end - length : end].copy()
 
 
 def _keep(store: dict[int, FloatArray], tensors: RowTensors, scores_BT: torch.Tensor) -> None:

@@ -8,8 +8,9 @@ tokens of all rows in one list.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,91 @@ import torch
 from torch import Tensor
 
 from consumers.trainer.batch import BatchRow
+from schemas.errors import StepRefused
+from schemas.trajectory import Trajectory
 
 Tokens = Sequence[int] | npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowData:
+    """What the loss needs of one trajectory; what travels to the other ranks."""
+
+    row_id: str
+    """trajectory id"""
+    prompt: npt.NDArray[np.int32]
+    completion: npt.NDArray[np.int32]
+    """[T]"""
+    behaviour: npt.NDArray[np.float32]
+    """[T] stored log-probabilities"""
+    loss_mask: npt.NDArray[np.bool_]
+    """[T]"""
+    truncated: bool
+    """cut off by max_tokens"""
+    temperature: float
+    advantage: float
+    weight: float
+    policy_lag: int
+
+
+def row_data(row: BatchRow) -> RowData:
+    """The row of a batch."""
+    return _row_data(row.trajectory, row.advantage, row.weight, row.policy_lag)
+
+
+def scored_data(trajectory: Trajectory) -> RowData:
+    """A trajectory that is only scored."""
+    return _row_data(trajectory, 0.0, 1.0, 0)
+
+
+def sequence_data(pair: tuple[Sequence[int], Sequence[int]], temperature: float) -> RowData:
+    """A bare (prompt, completion) pair that is only scored."""
+    prompt, completion = (np.asarray(tokens, dtype=np.int32) for tokens in pair)
+    return RowData(
+        row_id="a probe",
+        prompt=prompt,
+        completion=completion,
+        behaviour=np.zeros(len(completion), dtype=np.float32),
+        loss_mask=np.zeros(len(completion), dtype=np.bool_),
+        truncated=False,
+        temperature=temperature,
+        advantage=0.0,
+        weight=1.0,
+        policy_lag=0,
+    )
+
+
+def check_rows(rows: Sequence[RowData], vocabulary_size: int) -> None:
+    """StepRefused, naming the trajectory, for what no forward pass could use. The loss checks the rest."""
+    for row in rows:
+        length = len(row.completion)
+        for name, array in (("logprobs", row.behaviour), ("loss_mask", row.loss_mask)):
+            if len(array) != length:
+                raise StepRefused(f"{row.row_id}: {length} token ids, {len(array)} {name}: refuse it before the step")
+        if not (len(row.prompt) and length):
+            raise StepRefused(f"{row.row_id}: prompt or completion is empty")
+        for name, tokens in (("prompt_token_ids", row.prompt), ("token_ids", row.completion)):
+            if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size:
+                raise StepRefused(f"{row.row_id}: {name} leave the vocabulary 0..{vocabulary_size - 1}")
+        if not (math.isfinite(row.temperature) and row.temperature > 0):
+            raise StepRefused(
+                f"{row.row_id}: temperature {row.temperature}: greedy tokens (temperature 0) cannot be trained"
+            )
+
+
+def _row_data(trajectory: Trajectory, advantage: float, weight: float, policy_lag: int) -> RowData:
+    return RowData(
+        row_id=str(trajectory.trajectory_id),
+        prompt=trajectory.prompt_token_ids,
+        completion=trajectory.token_ids,
+        behaviour=trajectory.logprobs,
+        loss_mask=trajectory.loss_mask,
+        truncated=trajectory.finish_reason == "length",
+        temperature=trajectory.sampling.temperature,
+        advantage=advantage,
+        weight=weight,
+        policy_lag=policy_lag,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +110,7 @@ class RowTensors:
     """Some rows of a step, ready for one forward pass."""
 
     rows: tuple[int, ...]
-    """indices into the step's rows, in the order of the tensors"""
+    """indices into the step's rows, in the order of the tensors; (-1,) for a pass over nothing"""
     tokens_BL: Tensor
     """int64; prompt, completion, then padding whose value is never looked at"""
     predictor_BT: Tensor
@@ -50,14 +134,19 @@ class RowTensors:
     row_ids: tuple[str, ...]
 
     @property
+    def is_real(self) -> bool:
+        """Rows of the step, not a pass over `nothing`."""
+        return self.rows[0] >= 0
+
+    @property
     def width(self) -> int:
         """T"""
         return int(self.valid_BT.shape[1])
 
 
-def row_tokens(row: BatchRow) -> int:
+def row_tokens(row: RowData) -> int:
     """Tokens of prompt and completion."""
-    return len(row.trajectory.prompt_token_ids) + len(row.trajectory.token_ids)
+    return len(row.prompt) + len(row.completion)
 
 
 def split_by_budget(lengths: Sequence[int], budget_tokens: int) -> list[tuple[int, ...]]:
@@ -93,18 +182,16 @@ def split_minibatches(count: int, minibatches: int, *, seed: int, step: int, epo
     return [tuple(sorted(order[part::parts])) for part in range(parts)]
 
 
-def pack(rows: Sequence[BatchRow], chosen: Sequence[int], device: str, *, mask_truncated: bool = False) -> RowTensors:
+def pack(rows: Sequence[RowData], chosen: Sequence[int], device: str, *, mask_truncated: bool = False) -> RowTensors:
     """Tensors of the chosen rows. `mask_truncated`: rows cut off by max_tokens do not count in the loss."""
     picked = [rows[index] for index in chosen]
-    trajectories = [row.trajectory for row in picked]
-    layout = _layout([(t.prompt_token_ids, t.token_ids) for t in trajectories])
+    layout = _layout([(row.prompt, row.completion) for row in picked])
     behaviour = np.zeros(layout.valid.shape, dtype=np.float32)
     mask = np.zeros(layout.valid.shape, dtype=np.bool_)
-    for place, trajectory in enumerate(trajectories):
-        length = len(trajectory.token_ids)
-        behaviour[place, :length] = trajectory.logprobs
-        truncated = mask_truncated and trajectory.finish_reason == "length"
-        mask[place, :length] = False if truncated else trajectory.loss_mask
+    for place, row in enumerate(picked):
+        length = len(row.completion)
+        behaviour[place, :length] = row.behaviour
+        mask[place, :length] = False if mask_truncated and row.truncated else row.loss_mask
 
     def tensor(values: object, dtype: torch.dtype | None = None) -> Tensor:
         return torch.as_tensor(np.asarray(values), dtype=dtype, device=device)
@@ -120,8 +207,8 @@ def pack(rows: Sequence[BatchRow], chosen: Sequence[int], device: str, *, mask_t
         advantages_B=tensor([row.advantage for row in picked], torch.float32),
         weights_B=tensor([row.weight for row in picked], torch.float32),
         lags_B=tensor([row.policy_lag for row in picked], torch.int64),
-        temperatures_B=tensor([t.sampling.temperature for t in trajectories], torch.float32),
-        row_ids=tuple(str(t.trajectory_id) for t in trajectories),
+        temperatures_B=tensor([row.temperature for row in picked], torch.float32),
+        row_ids=tuple(row.row_id for row in picked),
     )
 
 
@@ -146,6 +233,11 @@ def pack_sequences(
         temperatures_B=torch.tensor(temperatures, dtype=torch.float32, device=device),
         row_ids=tuple(str(index) for index in range(count)),
     )
+
+
+def nothing(device: str) -> RowTensors:
+    """One row of one token that counts nowhere: what a rank without work passes through the model."""
+    return replace(pack_sequences([([0], [0])], [1.0], device), rows=(-1,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         if options.watch:
             _watch(at)
             return ExitCode.OK
-        found = status(at.log(), now_us=SystemClock().now_us())
+        found = status(at.log(), now_us=SystemClock().now_us(), limits=at.config.alarms)
     if options.json:
         print(found.to_json())
     else:
@@ -50,7 +50,7 @@ def _watch(at: OpenedRun) -> None:
     tail = LogTail(at.kafka, at.run_id)
     try:
         tail.read_to_end(state)
-        with View(at.run.name, at.config.run.versions, at.config.view.refresh_s) as view:
+        with View(at.run.name, at.config.run.versions, at.config.view.refresh_s, alarms=at.config.alarms) as view:
             while not state.fold.ended:
                 view.update(state, time.monotonic(), {})
                 time.sleep(_TICK_S)

@@ -1,14 +1,22 @@
-"""driftlog train: the trainer service."""
+"""driftlog train: the trainer service. Under torchrun rank 0 is the service, the other ranks compute their share.
+
+torchrun --nproc-per-node 2 -m driftlog train --config configs/countdown.toml --run demo
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 
+from driftlog import options as common
 from driftlog.policies import initial_policy
+from driftlog.run_directory import RunDirectory
 from driftlog.services import add_service_options, serve
 from driftlog.wiring import Site
-from infra.runner import Assembly
+from infra import logs
+from infra.config import Config
+from infra.runner import Assembly, ExitCode
 
 EXAMPLE = "driftlog train --config configs/countdown.toml --run demo"
 
@@ -22,11 +30,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
 
 def run(options: argparse.Namespace) -> int:
     """Run the trainer until the configured versions are trained."""
+    if os.environ.get("RANK", "0") != "0":
+        return _serve_rank(options)
     return serve(
         options,
         "trainer",
         threads=lambda config: config.trainer.threads,
-        prepare=lambda config, at: (importlib.import_module("driftlog.wiring_trainer"), initial_policy(config, at)),
+        prepare=_prepare,
         build=_build,
     )
 
@@ -35,3 +45,20 @@ def _build(at: Site) -> Assembly:
     from driftlog.wiring_trainer import build_trainer
 
     return build_trainer(at)
+
+
+def _prepare(config: Config, at: RunDirectory) -> None:
+    importlib.import_module("driftlog.wiring_trainer")
+    importlib.import_module("driftlog.learning_settings").check_learning(config)
+    initial_policy(config, at)
+
+
+def _serve_rank(options: argparse.Namespace) -> int:
+    """Not the trainer itself: no broker, no store, no signals to obey but the end."""
+    config, at = common.config_of(options)
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.trainer.threads))
+    logs.configure(options.log_level, options.log_json, service=f"trainer-{os.environ['RANK']}", run=config.run.name)
+    from driftlog.wiring_trainer import serve_rank
+
+    serve_rank(config, at)
+    return ExitCode.OK

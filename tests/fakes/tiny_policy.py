@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,9 +44,10 @@ def logprob(weights: str, token: int, position: int) -> float:
 class TinyLearner:
     """The Learner port."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_call: Callable[[str, Literal["before", "after"]], None] = lambda name, phase: None) -> None:
         self.weights = INITIAL_WEIGHTS
         self.steps = 0
+        self._on_call = on_call
 
     def restore(self, directory: Path, *, with_state: bool) -> None:
         self.weights = (directory / WEIGHTS_NAME).read_text()
@@ -53,6 +55,7 @@ class TinyLearner:
             self.steps = json.loads((directory / TRAINER_STATE_NAME).read_text())["steps"]
 
     def train(self, batch: TrainBatch) -> StepOutcome:
+        self._on_call("learner.train", "before")
         before = self.weights
         self.weights = next_weights(self.weights, batch.digest)
         self.steps += 1
@@ -66,9 +69,13 @@ class TinyLearner:
             for row in batch.rows
         ]
         metrics = {"actor/pg_loss": 0.5}
+        self._on_call("learner.train", "after")
         return StepOutcome(
             metrics=metrics, scores=scores, optimizer_step=self.steps, skipped=False, rng_digest=self.weights[:8]
         )
+
+    def reward_penalties(self, trajectories: Sequence[Any]) -> Sequence[float]:
+        return [0.0] * len(trajectories)
 
     def save(self, directory: Path, *, with_state: bool = True) -> None:
         (directory / WEIGHTS_NAME).write_text(self.weights)
@@ -101,47 +108,87 @@ class TinyLearner:
         return VOCABULARY
 
 
-class TinyEngine:
-    """The GenerationEngine port: a member takes `polls_per_member` polls; tokens depend on weights and request."""
+@dataclass(slots=True)
+class _Running:
+    """A group in the engine. `parts`: (weights, version, proof, tokens of each member) that are sampled already."""
 
-    def __init__(self, clock: Clock, polls_per_group: int = 2, tokens: int = 3) -> None:
+    asked: EngineRequest
+    polls: int
+    done: int = 0
+    parts: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+
+class TinyEngine:
+    """The GenerationEngine port: a group takes `polls_per_group` polls; tokens depend on weights and request.
+
+    A group that is loaded over half way keeps its first tokens under the old weights, as a segment of their own."""
+
+    def __init__(self, clock: Clock, polls_per_group: int = 2, tokens: int = 3, *, mixed: bool = False) -> None:
         self._clock = clock
         self._polls_per_group = polls_per_group
         self._tokens = tokens
+        self._mixed = mixed
         self._weights: str | None = None
         self._version = -1
         self._proof = -1
-        self._queue: list[tuple[EngineRequest, int]] = []
+        self._queue: list[_Running] = []
         self._frozen = False
         self._touched = False
-        self.fail_load: Literal["before", "after"] | None = None
+        self.fail_load: Literal["before", "after", "silent"] | None = None
+        """silent: the load says that it went well and leaves other weights behind"""
+        self.in_background = False
+        """load and score run on another thread: sampling now would race with them"""
+        self.polls_of: Callable[[PromptRequest], int] = lambda request: self._polls_per_group
+        """how many polls a group takes: stragglers take many"""
+        self.on_sample: Callable[[PromptRequest], None] = lambda request: None
+        """sees each group that is worked on; may raise Crash"""
+        self.on_call: Callable[[str, Literal["before", "after"]], None] = lambda name, phase: None
 
     def submit(self, request: EngineRequest) -> None:
-        self._queue.append((request, 0))
+        self._queue.append(_Running(request, max(1, self.polls_of(request.request))))
 
     def poll(self) -> Sequence[Completion]:
         if self._frozen or not self._queue:
             return []
-        request, done = self._queue[0]
-        if done + 1 < self._polls_per_group:
-            self._queue[0] = (request, done + 1)
-            return []
-        self._queue.pop(0)
-        return [self._completion(request, index) for index in range(request.request.group_size)]
+        assert not self.in_background, "sampled while the weights are being loaded"
+        assert not self._touched, "sampled with weights in doubt"
+        finished: list[Completion] = []
+        for running in list(self._queue) if self._mixed else self._queue[:1]:
+            self.on_sample(running.asked.request)
+            running.done += 1
+            if running.done >= running.polls:
+                self._queue.remove(running)
+                size = running.asked.request.group_size
+                finished += [self._completion(running, index) for index in range(size)]
+        return finished
 
-    def _completion(self, asked: EngineRequest, index: int) -> Completion:
+    def _length(self, asked: EngineRequest, index: int) -> int:
+        digest = hashlib.sha256(f"{asked.rng_seed}/{asked.request.group_id}/{index}".encode()).digest()
+        return 1 + digest[0] % self._tokens
+
+    def _completion(self, running: _Running, index: int) -> Completion:
         assert self._weights is not None, "sampled without weights"
-        request = asked.request
-        seed = hashlib.sha256(f"{asked.rng_seed}/{request.group_id}/{index}/{self._weights}".encode()).digest()
-        length = 1 + seed[0] % self._tokens
-        tokens = [1 + byte % (VOCABULARY - 1) for byte in seed[1 : 1 + length]]
+        asked = running.asked
+        length = self._length(asked, index)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        segments: list[Segment] = []
+        for weights, version, proof, count in (*running.parts, (self._weights, self._version, self._proof, length)):
+            count = min(count, length - len(tokens))
+            if count <= 0:
+                continue
+            seed = hashlib.sha256(f"{asked.rng_seed}/{asked.request.group_id}/{index}/{weights}".encode()).digest()
+            for at in range(len(tokens), len(tokens) + count):
+                tokens.append(1 + seed[at] % (VOCABULARY - 1))
+                logprobs.append(logprob(weights, tokens[-1], at))
+            segments.append(Segment(version=version, length=count, proof=proof))
         now_us = self._clock.now_us()
         return Completion(
-            group_id=request.group_id,
+            group_id=asked.request.group_id,
             index_in_group=index,
             token_ids=np.array(tokens, dtype=np.int32),
-            logprobs=np.array([logprob(self._weights, t, i) for i, t in enumerate(tokens)], dtype=np.float32),
-            segments=(Segment(version=self._version, length=length, proof=self._proof),),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            segments=tuple(segments),
             finish_reason="stop",
             text=None,
             started_at_us=now_us,
@@ -152,21 +199,33 @@ class TinyEngine:
         return bool(self._queue)
 
     def running_groups(self) -> frozenset[str]:
-        return frozenset(asked.request.group_id for asked, _ in self._queue)
+        return frozenset(running.asked.request.group_id for running in self._queue)
 
     def pause(self, mode: Literal["finish", "keep"]) -> None:
         self._frozen = mode == "keep"
 
     def load(self, directory: Path, version: int) -> None:
+        self.on_call("engine.load", "before")
         if self.fail_load == "before":
             raise CheckpointInvalid("planted: a tensor is missing")
+        self._keep_what_was_sampled()
         self._touched = True
         if self.fail_load == "after":
             raise CheckpointInvalid("planted: died half way")
-        self._weights = (directory / WEIGHTS_NAME).read_text()
+        weights = (directory / WEIGHTS_NAME).read_text()
+        self._weights = next_weights(weights, "half of the tensors") if self.fail_load == "silent" else weights
         self._version = version
         self._proof = -1
         self._touched = False
+        self.on_call("engine.load", "after")
+
+    def _keep_what_was_sampled(self) -> None:
+        if self._weights is None or self._touched:
+            return
+        for running in self._queue:
+            new = 1 if running.done > len(running.parts) else 0
+            if new and self._proof >= 0:
+                running.parts.append((self._weights, self._version, self._proof, new))
 
     def weights_touched(self) -> bool:
         return self._touched

@@ -65,3 +65,17 @@ def test_a_request_found_in_two_dead_incarnations_goes_to_the_dead_letters(tmp_p
     rig.step(5)
     assert rig.groups() == [name(4)]
     assert rig.committed(3) == 1, "it is done with: a restart does not find it again"
+
+
+def test_a_worker_claims_nothing_before_it_has_read_the_last_words_of_everybody(tmp_path: Path) -> None:
+    """Found by the simulator: one poll brings at most 500 heartbeats, and the deaths stood behind them."""
+    rig = GeneratorRig(tmp_path)
+    for number in range(1300):
+        rig.others.send(beat("g8", f"life{number}"))
+    for incarnation in ("old1", "old2"):
+        rig.others.send(beat("g9", incarnation, name(3)))
+    rig.serving()
+    rig.ask(3, 4)
+    rig.until(lambda: rig.groups() == [name(4)])
+
+    assert len(rig.records(TopicName.DEADLETTERS)) == 1

@@ -34,7 +34,11 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor) 
     return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(dim=1)
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 13, 512])
+TILES_OF_16_WORDS = 2**19
+"""chunk_tokens at which a tile has room for 16 words only, whatever the number of tokens"""
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 13, 512, TILES_OF_16_WORDS, 2**23, 2**30])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_values_and_gradients_are_those_of_log_softmax(chunk_tokens: int, dtype: torch.dtype, tolerance: float) -> None:
     upstream = torch.linspace(-1, 1, 13, dtype=dtype)
@@ -53,25 +57,26 @@ def test_values_and_gradients_are_those_of_log_softmax(chunk_tokens: int, dtype:
         torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
 
 
-def test_gradients_pass_the_numerical_check() -> None:
+@pytest.mark.parametrize("chunk", [3, 2**21])
+def test_gradients_pass_the_numerical_check(chunk: int) -> None:
     hidden, weight, targets, temperature = problem(tokens=4)
     weight = weight[:9].clone()
     targets = targets % 9
 
     def function(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        found = token_logprobs(hidden, weight, targets, temperature, entropy_gradient=True, chunk_tokens=3)
+        found = token_logprobs(hidden, weight, targets, temperature, entropy_gradient=True, chunk_tokens=chunk)
         assert found.entropy_N is not None
         return found.logprobs_N, found.entropy_N
 
     assert torch.autograd.gradcheck(function, (hidden.requires_grad_(), weight.requires_grad_()))
 
 
-@pytest.mark.parametrize("large", [40, 200])
-def test_more_rows_than_fit_the_cache_block_are_all_normalised(large: int) -> None:
-    hidden, weight, targets, temperature = problem(tokens=large)
+@pytest.mark.parametrize("chunk_tokens", [150, TILES_OF_16_WORDS])
+def test_entropy_and_its_gradient_are_exact_over_tiles(chunk_tokens: int) -> None:
+    hidden, weight, targets, temperature = problem(tokens=200)
     hidden.requires_grad_(), weight.requires_grad_()
 
-    found = token_logprobs(hidden, weight, targets, temperature, entropy_gradient=True, chunk_tokens=150)
+    found = token_logprobs(hidden, weight, targets, temperature, entropy_gradient=True, chunk_tokens=chunk_tokens)
     (found.logprobs_N.sum() + (found.entropy_N * 0.3).sum()).backward()
 
     ours = hidden.grad.clone(), weight.grad.clone()
@@ -82,11 +87,12 @@ def test_more_rows_than_fit_the_cache_block_are_all_normalised(large: int) -> No
     torch.testing.assert_close(found.entropy_N, entropy)
 
 
-def test_large_logits_lose_no_digits() -> None:
+@pytest.mark.parametrize("chunk_tokens", [512, TILES_OF_16_WORDS])
+def test_large_logits_lose_no_digits(chunk_tokens: int) -> None:
     hidden, weight, targets, temperature = problem(torch.float32, scale=60.0)
     exact = plain(hidden.double(), weight.double(), targets, temperature.double())[0]
 
-    found = score_logprobs(hidden, weight, targets, temperature).logprobs_N
+    found = score_logprobs(hidden, weight, targets, temperature, chunk_tokens=chunk_tokens).logprobs_N
 
     torch.testing.assert_close(found.double(), exact, rtol=2e-6, atol=1e-5)
     assert torch.isfinite(found).all()

@@ -15,12 +15,11 @@ import torch
 
 from consumers.objective.options import CorrectionKind, RatioDenominator
 from consumers.objective.settings import GRPO, ObjectiveSettings
-from consumers.objective.shapes import NonFinite, RecomputedBehaviour
-from consumers.trainer import learner as learner_module
+from consumers.trainer import learner_step
 from consumers.trainer.batch import TrainBatch
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.learner_settings import LearnerSettings
-from schemas.errors import IllegalState
+from schemas.errors import IllegalState, StepRefused
 from tests.fakes.policy_learners import changed, learner, made_batch, saved
 from tests.fakes.policy_rows import moved_directory, tiny_directory
 
@@ -196,17 +195,17 @@ def test_a_gradient_that_is_not_finite_makes_no_step_and_a_series_of_them_stops_
 ) -> None:
     made = learner(max_bad_steps=3)
     before = saved(made, tmp_path / "before")
-    real = learner_module.gradient_norm
-    monkeypatch.setattr(learner_module, "gradient_norm", lambda _: torch.tensor(math.inf))
+    real = learner_step.gradient_norm
+    monkeypatch.setattr(learner_step, "gradient_norm", lambda _: torch.tensor(math.inf))
 
     assert [made.train(made_batch()).skipped for _ in range(2)] == [True, True]
     after = saved(made, tmp_path / "after")
     assert before["model.safetensors"] == after["model.safetensors"]
     assert before["optimizer.safetensors"] == after["optimizer.safetensors"]
 
-    monkeypatch.setattr(learner_module, "gradient_norm", real)
+    monkeypatch.setattr(learner_step, "gradient_norm", real)
     assert not made.train(made_batch()).skipped
-    monkeypatch.setattr(learner_module, "gradient_norm", lambda _: torch.tensor(math.nan))
+    monkeypatch.setattr(learner_step, "gradient_norm", lambda _: torch.tensor(math.nan))
     assert [made.train(made_batch()).skipped for _ in range(2)] == [True, True]
     with pytest.raises(IllegalState, match="3 optimizer steps in a row"):
         made.train(made_batch())
@@ -216,7 +215,7 @@ def test_numbers_that_are_not_finite_are_refused_with_their_row() -> None:
     batch = made_batch()
     rows = (replace(batch.rows[0], advantage=math.nan), *batch.rows[1:])
 
-    with pytest.raises(NonFinite, match="t/p000000/e0/a0/0"):
+    with pytest.raises(StepRefused, match=r"advantages is not finite at row \d+ \(t/p000000/e0/a0/0\)"):
         learner().train(replace(batch, rows=rows))
 
 
@@ -226,7 +225,7 @@ def test_old_log_probabilities_that_were_recomputed_are_noticed() -> None:
     recomputed = changed(batch, lambda t: {"logprobs": scores[t.trajectory_id]})
     stale = replace(recomputed, rows=tuple(replace(row, policy_lag=1) for row in recomputed.rows))
 
-    with pytest.raises(RecomputedBehaviour, match="old log-probabilities were recomputed"):
+    with pytest.raises(StepRefused, match="old log-probabilities were recomputed"):
         learner().train(stale)
 
 

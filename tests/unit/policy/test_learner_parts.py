@@ -17,7 +17,7 @@ from consumers.objective.settings import ObjectiveSettings
 from consumers.trainer.learner_settings import LearnerSettings, learning_rate_at
 from consumers.trainer.policy_forward import ForwardSettings, score_rows
 from consumers.trainer.probe_selection import fixed_sequences, most_moved, probe_candidates
-from consumers.trainer.tensors import pack, pack_sequences, row_tokens, split_by_budget, split_minibatches
+from consumers.trainer.tensors import pack, pack_sequences, row_data, row_tokens, split_by_budget, split_minibatches
 from infra.model import load_policy
 from infra.ports import Completion
 from schemas.errors import ConfigError
@@ -108,7 +108,7 @@ def test_masks_go_by_length_where_padding_and_end_token_share_an_id() -> None:
     request = request_of(policy, "1,2=3:")
     batch = batch_of([request], [completion([5, 6, 0], 0), completion([5, 0, 6, 0], 1)])
 
-    tensors = pack(batch.rows, [0, 1], "cpu")
+    tensors = pack([row_data(row) for row in batch.rows], [0, 1], "cpu")
 
     assert tensors.mask_BT.tolist() == [[True, True, True, False], [True, True, True, True]]
     assert policy.eos_token_id == 0
@@ -159,7 +159,7 @@ def test_probes_and_candidates_are_bounded() -> None:
 
     assert len(candidates) == 32
     assert len(most_moved(candidates, [c.proximal for c in candidates])) == 8
-    assert all(row_tokens(row) == 9 for row in rows)
+    assert all(row_tokens(row_data(row)) == 9 for row in rows)
 
 
 @given(st.integers(1, 200_000))
