@@ -135,6 +135,9 @@ def consumer_config(settings: KafkaSettings) -> dict[str, Any]:
         # Never a jump: a position outside the log is an error that we turn into one with the missing range.
         "auto_offset_reset": "none",
         "allow_auto_create_topics": False,
+        # A group that is joined right after its topic was made may see no partitions yet; with the default of five
+        # minutes it would sit there that long.
+        "metadata_max_age_ms": 5_000,
         "fetch_max_wait_ms": 500,
         "fetch_min_bytes": 1,
         "fetch_max_bytes": min(32 * 1024 * 1024, max(settings.reader_queue_bytes, 1024 * 1024)),
