@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 
 from driftlog import options as common
 from driftlog.policies import initial_policy
@@ -31,14 +32,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
 def run(options: argparse.Namespace) -> int:
     """Run the trainer until the configured versions are trained."""
     if os.environ.get("RANK", "0") != "0":
-        return _serve_rank(options)
-    return serve(
+        return _leave(_serve_rank(options))
+    code = serve(
         options,
         "trainer",
         threads=lambda config: config.trainer.threads,
         prepare=_prepare,
         build=_build,
     )
+    return _leave(code) if os.environ.get("WORLD_SIZE", "1") != "1" else code
+
+
+def _leave(code: int) -> int:
+    """End this rank now. Everything is closed; threads that torch leaves behind abort the interpreter's exit at times
+    ("terminate called without an active exception"), and torchrun would take that for a failed rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _build(at: Site) -> Assembly:

@@ -187,6 +187,8 @@ def main(rank: int, count: int, port: int, parallel: str, folder: Path, role: st
         # As the command line does: nothing is waited for on the way out.
         os._exit(1)
     ranks.close()
+    sys.stdout.flush()
+    os._exit(0)  # as the command line does: threads that torch leaves behind abort the interpreter's exit at times
 
 
 def dies(ranks: Ranks, parallel: str, role: str) -> None:
