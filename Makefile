@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help setup lock test test-fast check format demo up down bench bench-objective chaos-smoke sim parity lag-study \
+.PHONY: help setup lock test test-fast check format demo up down bench bench-objective chaos-smoke sim sim-mutants fuzz parity lag-study \
 	clean need-python need-java need-mvn
 
 help:  ## this list
@@ -118,8 +118,14 @@ bench-objective: $(STAMP)/project  ## cost of the maths; last line RESULT {json}
 chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
 	$(PY) -m tests.e2e.chaos_smoke
 
-sim: $(STAMP)/project  ## the deterministic simulator over many seeds; last line RESULT {json}
-	$(PY) -m tests.sim $(SIM_ARGS)
+sim: $(STAMP)/project  ## the simulator over SEEDS=2000 seeds on two cores, or SEED=N again; last line RESULT {json}
+	$(PY) -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(SIM_ARGS)
+
+sim-mutants: $(STAMP)/project  ## does the simulator find the bugs that are planted? last line RESULT {json}
+	$(PY) -m tests.sim --mutants $(SIM_ARGS)
+
+fuzz: $(STAMP)/project  ## every decoder on 100,000 damaged messages; last line RESULT {json}
+	$(PY) -m tests.fuzz $(FUZZ_ARGS)
 
 parity: $(PARITY)/.installed  ## the objective beside TRL and verl, option by option (own environment); last line RESULT {json}
 	$(PARITY)/bin/python -m benchmarks.parity $(PARITY_ARGS)

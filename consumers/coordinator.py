@@ -118,7 +118,8 @@ class CoordinatorService:
             self._p.writer.init()
             self.follower = self._p.open_policy()
             self._workers = self._p.open_workers()
-            self._ends = (self.follower.end_offset(), self._workers_end())
+            # Behind an open transaction of the trainer may lie what we wrote ourselves: it is waited for.
+            self._ends = (self.follower.high_watermark(), self._workers_end())
             self._leases = {}
             self._check = None
             self._barrier = 0

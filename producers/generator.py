@@ -195,7 +195,7 @@ class GeneratorService:
         if fold.read_up_to <= offset:
             return False
         if fold.is_current(self.me):
-            return True
+            return not self._is_over()  # our own words may have reached the log behind the end of the run
         if fold.ended:
             self._finish("run ended")
             return False
@@ -214,7 +214,7 @@ class GeneratorService:
         return False
 
     def _is_over(self) -> bool:
-        """The run had ended before we joined. It may be about to be extended, so one lease is waited for that."""
+        """The run had ended before anybody heard that we joined. It may be extended soon: one lease is waited."""
         now_s = self._p.clock.monotonic_s()
         if not self._p.follower.fold.ended:
             self._ended_since_s = None

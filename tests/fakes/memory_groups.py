@@ -52,10 +52,16 @@ class MemoryGroup:
             self._rebalance()
 
     def silence(self, process: str, now_s: float) -> None:
-        """The process died: it keeps its partitions until the session runs out."""
+        """The process died, or is not heard: it keeps its partitions until the session runs out."""
+        for member in self.members:
+            if member.process == process and member.silent_since_s is None:
+                member.silent_since_s = now_s
+
+    def speak(self, process: str) -> None:
+        """The process is heard again; a member that was dropped meanwhile has to join again."""
         for member in self.members:
             if member.process == process:
-                member.silent_since_s = now_s
+                member.silent_since_s = None
 
     def expire(self, now_s: float) -> None:
         """Drop members that have been silent for a session."""

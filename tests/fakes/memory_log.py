@@ -102,6 +102,9 @@ class MemoryLog:
         self._pending: list[Sent] = []
         self.available = True
         """False: the broker is away; readers get nothing, questions fail, sends wait"""
+        self.cut: set[str] = set()
+        """processes that live but do not reach the broker"""
+        self._settled_at_us: int | None = None
         self.deferred = False
         """True: sends wait in their process until this is False again; a crash loses them"""
         self.next_send: Literal["lost", "lost_ack"] | None = None
@@ -132,6 +135,17 @@ class MemoryLog:
         for group in self._groups.values():
             group.silence(process, self.clock.monotonic_s())
 
+    def silence(self, process: str) -> None:
+        """The process stands still, or is cut off: its group memberships run out unless it speaks again in time."""
+        for group in self._groups.values():
+            group.silence(process, self.clock.monotonic_s())
+
+    def speak(self, process: str) -> None:
+        """The end of `silence`; what ran out meanwhile stays lost."""
+        self.settle()
+        for group in self._groups.values():
+            group.speak(process)
+
     def drop_before(self, topic: str, partition: int, offset: int) -> None:
         """Retention: what lies below is gone."""
         held = self.partition(topic, partition)
@@ -152,7 +166,10 @@ class MemoryLog:
 
     def settle(self) -> None:
         """Do what time has made due. Every port call does this first."""
-        now_s = self.clock.monotonic_s()
+        now_us = self.clock.now_us()
+        if now_us == self._settled_at_us and not self._pending:
+            return
+        self._settled_at_us, now_s = now_us, self.clock.monotonic_s()
         for identity in self._identities.values():
             if identity.open is not None and now_s - identity.open.begun_s >= self.transaction_timeout_s:
                 identity.epoch += 1  # as the broker does: the writer that took too long can not go on
@@ -165,11 +182,16 @@ class MemoryLog:
         waiting = [sent for sent in self._pending if sent.result is None]
         self._pending = waiting
         if self.available and not self.deferred:
-            self._pending = []
+            self._pending = [sent for sent in waiting if sent.process in self.cut]
             for sent in waiting:
-                self._write(sent)
+                if sent.process not in self.cut:
+                    self._write(sent)
 
     # ------------------------------------------------------------ what the ports do
+
+    def partitions(self) -> list[MemoryPartition]:
+        """All of them."""
+        return list(self._partitions.values())
 
     def partition(self, topic: str, partition: int) -> MemoryPartition:
         """One partition; EnvironmentMissing when there is none."""
@@ -178,9 +200,13 @@ class MemoryLog:
         except KeyError:
             raise EnvironmentMissing(f"no such topic or partition: {topic}[{partition}]") from None
 
-    def require_available(self, what: str) -> None:
-        """LogUnavailable while the broker is away."""
-        if not self.available:
+    def reaches(self, process: str) -> bool:
+        """The broker is there for this process."""
+        return self.available and process not in self.cut
+
+    def require_reachable(self, what: str, process: str) -> None:
+        """LogUnavailable while the broker is away, or the process cut off."""
+        if not self.reaches(process):
             raise LogUnavailable(f"{what}: the broker is away")
 
     def stable_end(self, place: Place) -> int:
@@ -191,8 +217,10 @@ class MemoryLog:
     def read(self, place: Place, position: int, max_records: int) -> tuple[list[Record], int]:
         """Committed records from `position`, and the position behind them: over markers and aborted ones."""
         held = self.partition(*place)
-        end = self.stable_end(place)
         records: list[Record] = []
+        if position >= len(held.entries):
+            return records, position
+        end = self.stable_end(place)
         while position < end:
             entry = held.entries[position]
             seen = entry.record is not None and (entry.transaction is None or entry.transaction.outcome == "committed")
@@ -281,6 +309,12 @@ class MemoryLog:
             return
         failed = DeliveryFailed(f"{sent.message.topic}: no acknowledgement")
         sent.result = placed if placed is not None and fate is None else failed
+
+
+def message_bytes(message: Message) -> int:
+    """What a message weighs in the in-flight budget."""
+    size = len(message.key) + len(message.value or b"")
+    return size + sum(len(name) + len(value) for name, value in message.headers)
 
 
 def murmur2(data: bytes) -> int:

@@ -6,8 +6,7 @@ whose "before" sees all records written but undecided, whose "after" sees them c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from infra.ports import Message, Placed, Record
@@ -15,16 +14,35 @@ from infra.wakeup import Wakeup
 from schemas.errors import (
     BudgetExhausted,
     DriftlogError,
-    Fenced,
     IllegalState,
     LogUnavailable,
     MessageTooLarge,
-    TransactionFailed,
 )
 from schemas.ids import RunId
 from schemas.topics import MAX_MESSAGE_BYTES, TOPICS, topic
 from tests.fakes.memory_groups import Committed, Member, checked
-from tests.fakes.memory_log import Arrivals, Hook, MemoryLog, Place, Sent
+from tests.fakes.memory_log import Arrivals, Hook, MemoryLog, Place, Sent, message_bytes
+from tests.fakes.memory_transactions import MemoryTransactionalWriter
+
+
+class _Call:
+    """A port call as a context. A class: a generator here costs the simulator a tenth of its time."""
+
+    __slots__ = ("_log", "_name", "_on_call")
+
+    def __init__(self, name: str, log: MemoryLog, on_call: Hook | None) -> None:
+        self._name = name
+        self._log = log
+        self._on_call = on_call
+
+    def __enter__(self) -> None:
+        if self._on_call is not None:
+            self._on_call(self._name, "before")
+        self._log.settle()
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, where: object) -> None:
+        if kind is None and self._on_call is not None:
+            self._on_call(self._name, "after")
 
 
 class MemoryClient:
@@ -36,18 +54,25 @@ class MemoryClient:
         self.log = log
         self.process = process
         self.in_flight_bytes = in_flight_bytes
+        self.subject = ""
+        """what the call at hand is about: a topic, where it is about one"""
+        self.sending: Message | None = None
+        """the last record that was to be sent"""
         self._on_call = on_call
         self._arrivals = arrivals
 
-    @contextmanager
-    def call(self, name: str) -> Iterator[None]:
+    def call(self, name: str, subject: str = "") -> _Call:
         """One port call: the hook, what time made due, the work, the hook."""
-        if self._on_call is not None:
-            self._on_call(name, "before")
-        self.log.settle()
-        yield
-        if self._on_call is not None:
-            self._on_call(name, "after")
+        self.subject = subject
+        return _Call(name, self.log, self._on_call)
+
+    def require_reachable(self, what: str) -> None:
+        """LogUnavailable while this process does not reach the broker."""
+        self.log.require_reachable(what, self.process)
+
+    def reaches(self) -> bool:
+        """The broker is there for this process."""
+        return self.log.reaches(self.process)
 
     def arrived(self, place: Place, wanted: int) -> int:
         """How many records of a partition this poll may bring."""
@@ -94,13 +119,14 @@ class MemoryEventReader:
         first = {place: self._log.partition(*place).start for place in places}
         self._positions = first if start == "beginning" else first | {p: start[p] for p in places if p in start}
         self._error: DriftlogError | None = None
+        self._about = next(iter(topics), "")
 
     def poll(self, max_records: int) -> Sequence[Record]:
         records: list[Record] = []
-        with self._client.call("reader.poll"):
+        with self._client.call("reader.poll", self._about):
             if self._error is not None:
                 raise self._error
-            if not self._log.available:
+            if not self._client.reaches():
                 return records
             for place, position in self._positions.items():
                 self._error = position_error(self._log, place, position)
@@ -117,12 +143,12 @@ class MemoryEventReader:
 
     def end_offsets(self) -> Mapping[Place, int]:
         with self._client.call("reader.end_offsets"):
-            self._log.require_available("end offsets")
+            self._client.require_reachable("end offsets")
             return {place: self._log.stable_end(place) for place in self._positions}
 
     def high_watermarks(self) -> Mapping[Place, int]:
         with self._client.call("reader.high_watermarks"):
-            self._log.require_available("high watermarks")
+            self._client.require_reachable("high watermarks")
             return {place: self._log.partition(*place).end for place in self._positions}
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -149,13 +175,15 @@ class MemoryGroupReader:
         """partition -> assignment number whose position we hold"""
         self._positions: dict[int, int] = {}
         self._committed: dict[int, Committed | None] = {}
+        self._queued: dict[int, Committed] = {}
+        """commits that the broker has not got yet: repeated until it does, or the partition goes"""
         self.rejoin()
 
     def poll(self, max_records: int) -> Sequence[Record]:
         records: list[Record] = []
         with self._client.call("group.poll"):
             self._sync()
-            if not self._client.log.available:
+            if not self._client.reaches():
                 return records
             for partition, position in self._positions.items():
                 error = position_error(self._client.log, (self._topic, partition), position)
@@ -180,23 +208,28 @@ class MemoryGroupReader:
 
     def commit(self, offsets: Mapping[int, Committed]) -> None:
         with self._client.call("group.commit"):
+            self._queued |= {partition: checked(value) for partition, value in offsets.items()}
             self._sync()
-            for partition, value in {p: checked(value) for p, value in offsets.items()}.items():
-                if partition in self._known:
-                    self._group.offsets[self._topic, partition] = value
 
     def leave(self) -> None:
         with self._client.call("group.leave"):
+            self._sync()
             if self._member is not None:
-                self._group.leave(self._member)
+                if self._client.reaches():  # otherwise nobody hears it: the session runs out
+                    self._group.leave(self._member)
                 self._member = None
             self._sync()
+            if not self._client.reaches():
+                self._known, self._positions, self._committed, self._queued = {}, {}, {}, {}
 
     def rejoin(self) -> None:
         with self._client.call("group.rejoin"):
-            if self._member is None:
-                self._member = Member(process=self._client.process, topic=self._topic)
-                self._group.join(self._member, self._client.log.topics[self._topic])
+            self._rejoin()
+
+    def _rejoin(self) -> None:
+        if self._member is None:
+            self._member = Member(process=self._client.process, topic=self._topic)
+            self._group.join(self._member, self._client.log.topics[self._topic])
 
     def close(self) -> None:
         with self._client.call("group.close"):
@@ -206,10 +239,19 @@ class MemoryGroupReader:
 
     def _sync(self) -> None:
         """Forget what was revoked; place what is new at its committed offset."""
+        if not self._client.reaches():
+            return  # what goes on in the group is not known here
+        if self._member is not None and self._member not in self._group.members:
+            self._member = None  # the session ran out while nobody heard of us; the client joins again
+            self._rejoin()
         owned = self._member.owned if self._member is not None else {}
         for partition in list(self._known):
             if owned.get(partition) != self._known[partition]:
                 del self._known[partition], self._positions[partition], self._committed[partition]
+        for partition, value in self._queued.items():
+            if partition in self._known:
+                self._group.offsets[self._topic, partition] = value
+        self._queued = {}
         for partition, serial in owned.items():
             if partition not in self._known:
                 committed = self._group.offsets.get((self._topic, partition))
@@ -249,7 +291,8 @@ class MemoryEventWriter:
         self._closed = False
 
     def send(self, message: Message) -> MemoryDelivery:
-        with self._client.call("writer.send"):
+        self._client.sending = message
+        with self._client.call("writer.send", message.topic):
             if self._closed:
                 raise LogUnavailable("the writer is closed")
             size = message_bytes(message)
@@ -279,80 +322,6 @@ class MemoryEventWriter:
             return len(self._sent)
 
 
-class MemoryTransactionalWriter:
-    """The TransactionalWriter port."""
-
-    def __init__(self, client: MemoryClient, transactional_id: str) -> None:
-        self._client = client
-        self._log = client.log
-        self._id = transactional_id
-        self._epoch: int | None = None
-        self._fenced: Fenced | None = None
-
-    def init(self) -> None:
-        with self._client.call("transaction.init"):
-            if self._fenced is not None:
-                raise self._fenced
-            self._epoch = None
-            self._log.require_available(f"init of {self._id}")
-            self._epoch = self._log.take_over(self._id)
-
-    def commit(
-        self, messages: Sequence[Message], *, group: str | None = None, offsets: Mapping[Place, int] | None = None
-    ) -> Sequence[Placed]:
-        if (offsets is None) != (group is None):
-            raise ValueError("commit: group and offsets go together")
-        with self._client.call("transaction.commit"):
-            if self._fenced is not None:
-                raise self._fenced
-            if self._epoch is None:
-                raise TransactionFailed(f"{self._id}: no transaction can begin: call init first")
-            for message in messages:
-                if message_bytes(message) > MAX_MESSAGE_BYTES:
-                    raise MessageTooLarge(f"{message.topic} key {message.key!r}: nothing was written")
-            if not self._log.available:
-                self._epoch = None
-                raise TransactionFailed(f"{self._id}: the broker is away; init, then re-read the log")
-            try:
-                return self._commit(self._epoch, messages, group, offsets or {})
-            except Fenced as error:
-                self._fenced, self._epoch = error, None
-                raise
-            except TransactionFailed:
-                self._epoch = None
-                raise
-
-    def close(self) -> None:
-        self._epoch = None
-
-    def _commit(
-        self, epoch: int, messages: Sequence[Message], group: str | None, offsets: Mapping[Place, int]
-    ) -> list[Placed]:
-        identity = self._log.identity(self._id)
-        transaction = self._log.begin(self._id, epoch)
-        try:
-            placed = [self._log.append(message, transaction) for message in messages]
-        except MessageTooLarge as error:
-            self._log.end_transaction(identity, "aborted")
-            raise MessageTooLarge(f"{error}; nothing was written") from error
-        except BaseException:  # a caller's mistake: the client gives the transaction up
-            self._log.end_transaction(identity, "aborted")
-            self._epoch = None
-            raise
-        if group is not None:
-            transaction.offsets[group] = {place: (offset, "") for place, offset in offsets.items()}
-        with self._client.call("transaction.end"):
-            if identity.open is not transaction:  # the hook let time pass, or a successor took over
-                late = self._log.clock.monotonic_s() - transaction.begun_s >= 0.9 * self._log.transaction_timeout_s
-                kind = TransactionFailed if late else Fenced
-                raise kind(f"{self._id}: the transaction was aborted from outside")
-            fate, self._log.next_commit = self._log.next_commit, None
-            self._log.end_transaction(identity, fate or "committed")
-        if fate is not None:
-            raise TransactionFailed(f"{self._id}: outcome unknown; init, then re-read the log")
-        return placed
-
-
 class MemoryLogAdmin:
     """The LogAdmin port."""
 
@@ -362,7 +331,7 @@ class MemoryLogAdmin:
     def create_topics(self, run: str) -> None:
         with self._client.call("admin.create_topics"):
             log = self._client.log
-            log.require_available("create topics")
+            self._client.require_reachable("create topics")
             for name, spec in TOPICS.items():
                 full = topic(RunId(run), name)
                 if full not in log.topics:
@@ -371,7 +340,7 @@ class MemoryLogAdmin:
 
     def existing_topics(self) -> frozenset[str]:
         with self._client.call("admin.existing_topics"):
-            self._client.log.require_available("list topics")
+            self._client.require_reachable("list topics")
             return frozenset(self._client.log.topics)
 
     def close(self) -> None:
@@ -392,9 +361,3 @@ def position_error(log: MemoryLog, place: Place, position: int) -> IllegalState 
     if position > held.end:
         return IllegalState(f"{place[0]}[{place[1]}]: position {position} is beyond the end {held.end}")
     return None
-
-
-def message_bytes(message: Message) -> int:
-    """What a message weighs in the in-flight budget."""
-    size = len(message.key) + len(message.value or b"")
-    return size + sum(len(name) + len(value) for name, value in message.headers)

@@ -44,10 +44,16 @@ def logprob(weights: str, token: int, position: int) -> float:
 class TinyLearner:
     """The Learner port."""
 
-    def __init__(self, on_call: Callable[[str, Literal["before", "after"]], None] = lambda name, phase: None) -> None:
+    def __init__(
+        self,
+        on_call: Callable[[str, Literal["before", "after"]], None] = lambda name, phase: None,
+        saved_by: str = "",
+    ) -> None:
+        """`saved_by`: stands in the saved state, so that two processes never save the same bytes."""
         self.weights = INITIAL_WEIGHTS
         self.steps = 0
         self._on_call = on_call
+        self._saved_by = saved_by
 
     def restore(self, directory: Path, *, with_state: bool) -> None:
         self.weights = (directory / WEIGHTS_NAME).read_text()
@@ -80,7 +86,7 @@ class TinyLearner:
     def save(self, directory: Path, *, with_state: bool = True) -> None:
         (directory / WEIGHTS_NAME).write_text(self.weights)
         if with_state:
-            (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps}))
+            (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps, "saved_by": self._saved_by}))
         (directory / PROBE_NAME).write_bytes(self._probe())
 
     def _probe(self) -> bytes:

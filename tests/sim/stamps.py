@@ -5,69 +5,57 @@ The second half of the invariants: nothing here trusts a decision or a stamp.
 
 from __future__ import annotations
 
-from schemas.headers import is_arrow
-from schemas.ledger import Decision, DecisionRow, LedgerEnded, StepCompleted, Subject, decode_ledger_control
-from schemas.ledger_codec import decode_decisions
-from schemas.policy_events import RunEnded, VersionActivated, decode_policy_event
+from schemas.ledger import Decision, DecisionRow, LedgerEnded, StepCompleted, Subject
+from schemas.policy_events import RunEnded
 from schemas.policy_fold import PolicyFold
-from schemas.topics import TopicName
 from schemas.trajectory import Trajectory
-from schemas.trajectory_codec import TrajectoryLimits, decode_group
-from tests.fakes.tiny_policy import INITIAL_WEIGHTS, VOCABULARY, logprob, next_weights
-from tests.sim.invariants import records
+from tests.fakes.tiny_policy import INITIAL_WEIGHTS, logprob, next_weights
+from tests.sim.reading import Reading, read
 from tests.sim.world import World
-
-Place = tuple[int | None, int | None, int | None]
 
 
 def check_stamps(world: World) -> list[str]:
     """Every violation, in words."""
-    fold, problems = _policy(world)
-    rows = _rows(world)
+    reading = read(world)
+    problems = _policy(reading)
+    fold = reading.fold
     weights = {0: INITIAL_WEIGHTS}
-    waiting: list[DecisionRow] = []
     ends = 0
     most_open = (world.plan.run_ahead + 1) * world.plan.groups_per_step
-    for record in records(world, TopicName.LEDGER):
-        if is_arrow(record.headers):
-            waiting += decode_decisions(record.value, record.headers)
-            continue
-        control = decode_ledger_control(record.value)
+    for transaction in reading.transactions:
+        control = transaction.control
         ends += isinstance(control, LedgerEnded)
         if len(control.position.open_groups) > most_open:
             problems.append(f"G8: {len(control.position.open_groups)} groups are open, at most {most_open} may be")
-        used = [d for d in waiting if d.subject is Subject.TRAJECTORY and d.decision is not Decision.DROPPED]
-        waiting = []
+        used = [
+            d for d in transaction.decisions if d.subject is Subject.TRAJECTORY and d.decision is not Decision.DROPPED
+        ]
         if used and not isinstance(control, StepCompleted):
             problems.append(f"G5: {len(used)} rows were trained without a version")
         if isinstance(control, StepCompleted):
-            base = control.version_in
+            base = _weights_of(control.version_in, fold, weights)
             weights[control.version_out] = next_weights(weights[base], control.batch_digest)
             for decision in used:
-                row = rows[decision.partition, decision.offset, decision.row]
+                row = reading.rows[decision.partition, decision.offset, decision.row].trajectory
+                assert row is not None, f"{decision.trajectory_id} fails validation and was trained"
                 problems += _row(world, row, decision, fold, base, control.policy_read_up_to, weights)
-    return problems + ([] if ends == 1 else [f"G5: the run was ended {ends} times"])
+    segments = fold.segment or 0
+    return problems + ([] if ends == segments + 1 else [f"G5: {segments + 1} segments were ended {ends} times"])
 
 
-def _policy(world: World) -> tuple[PolicyFold, list[str]]:
-    fold, problems, ends = PolicyFold(), [], 0
-    for record in records(world, TopicName.POLICY):
-        event = decode_policy_event(record.value)
-        void = fold.apply(record.offset, event)
-        ends += isinstance(event, RunEnded) and void is None
-        if isinstance(event, VersionActivated) and void is not None:
-            problems.append(f"G4: policy@{record.offset} activated version {event.version}: {void.reason}")
-    return fold, problems + ([] if ends == 1 else [f"G5: policy ended the run {ends} times"])
+def _weights_of(version: int, fold: PolicyFold, weights: dict[int, str]) -> int:
+    """A branch start holds the weights of its parent."""
+    if version not in weights:
+        parent = fold.versions[version].event.parent
+        assert parent is not None
+        weights[version] = weights[_weights_of(parent, fold, weights)]
+    return version
 
 
-def _rows(world: World) -> dict[Place, Trajectory]:
-    limits = TrajectoryLimits(vocabulary_size=VOCABULARY)
-    found: dict[Place, Trajectory] = {}
-    for record in records(world, TopicName.TRAJECTORIES):
-        for row in decode_group(record.value, record.headers, limits):
-            if row.trajectory is not None:
-                found[record.partition, record.offset, row.row] = row.trajectory
-    return found
+def _policy(reading: Reading) -> list[str]:
+    ends = sum(isinstance(event, RunEnded) and void is None for _, event, void in reading.policy)
+    segments = reading.fold.segment or 0
+    return [] if ends == segments + 1 else [f"G5: policy ended {segments + 1} segments {ends} times"]
 
 
 def _row(
@@ -75,8 +63,11 @@ def _row(
     weights: dict[int, str],
 ) -> list[str]:  # fmt: skip
     name, problems, position = row.trajectory_id, [], 0
+    chain = _chain(fold, base)
+    if any(segment.version not in chain for segment in row.segments):
+        return [f"G2: {name} was sampled under {[s.version for s in row.segments]}, not on the chain of {base}"]
     lag = max(fold.versions[base].depth - fold.versions[s.version].depth for s in row.segments)
-    if lag != decision.policy_lag or lag > world.plan.max_lag or any(s.version > base for s in row.segments):
+    if lag != decision.policy_lag or lag > world.plan.max_lag:
         problems.append(f"G2: {name} was trained at lag {lag} (the ledger says {decision.policy_lag})")
     for segment in row.segments:
         proof = fold.proofs.get(segment.proof)
@@ -84,11 +75,23 @@ def _row(
         if proof is None or (proof.worker, proof.incarnation, proof.version) != mine or segment.proof >= read_up_to:
             problems.append(f"G3: {name} was trained without a proof of version {segment.version}")
         live_at = fold.versions[segment.version].activated_at_offset
-        if live_at is None or live_at >= read_up_to:
+        if world.plan.barrier and (live_at is None or live_at >= read_up_to):
             problems.append(f"G4: {name} was trained before version {segment.version} was live")
+        sampled = weights[_weights_of(segment.version, fold, weights)]
         for at in range(position, position + segment.length):
-            expected = logprob(weights[segment.version], int(row.token_ids[at]), at)
+            expected = logprob(sampled, int(row.token_ids[at]), at)
             if abs(float(row.logprobs[at]) - expected) > 1e-6:
                 problems.append(f"G3: token {at} of {name} was not sampled by version {segment.version}")
         position += segment.length
     return problems
+
+
+def _chain(fold: PolicyFold, base: int) -> set[int]:
+    """The version and its ancestors."""
+    chain, version = set(), base
+    while True:
+        chain.add(version)
+        parent = fold.versions[version].event.parent
+        if parent is None:
+            return chain
+        version = parent

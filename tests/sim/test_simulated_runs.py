@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,27 @@ from schemas.ledger import Decision, DecisionRow, Subject
 from schemas.ledger_codec import decode_decisions
 from schemas.policy_events import decode_policy_event
 from schemas.topics import TopicName
-from tests.sim.__main__ import main, replay_command, run
+from tests.sim.__main__ import replay_command
 from tests.sim.faults import KINDS, Fault, FaultyWorld, Kind, faults_of, plan_of, simulate_faults
-from tests.sim.invariants import check, records
+from tests.sim.invariants import records
 from tests.sim.same_weights import content_digest, final_weights, scheduled
-from tests.sim.stamps import check_stamps
+from tests.sim.verdict import Verdict, run_chunk, violations
 from tests.sim.world import Plan, World
 
-SEEDS = range(50)
+SEEDS = range(100)
+"""`make sim` runs 2000, continuous integration 500: in two processes"""
+CHUNK = 10
+SETTINGS: dict[str, set[object]] = {
+    "max_lag": {0, 1, 2, 3}, "mode": {"barrier", "rolling"}, "in_flight": {"finish", "keep"}, "state_every": {1, 2, 3},
+    "order": {"issue", "ready"}, "batching": {"group", "mixed"}, "generators": {1, 2, 3}, "hold_for_in_flight": {True},
+    "filter_zero_variance": {True}, "keep": {"all", 2, 3, 4, 5}, "groups_in_flight": {1, 2, 4},
+}  # fmt: skip
 
 
-def violations(world: World) -> list[str]:
-    return check(world) or check_stamps(world)
+@cache
+def chunk(first: int) -> list[Verdict]:
+    """What became of some seeds; run once, asked for by several tests."""
+    return run_chunk(range(first, first + CHUNK), None)[0]
 
 
 def events(world: World) -> Counter[str]:
@@ -48,37 +58,43 @@ def fault(kind: Kind, from_s: float, to_s: float, worker: str = "g0") -> Fault:
     return Fault(kind=kind, from_s=from_s, to_s=to_s, worker=worker)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_under_faults_ends_right(seed: int, tmp_path: Path) -> None:
-    world, problems = run(seed, None, faults=True, directory=tmp_path / "store")
+@pytest.mark.parametrize("first", SEEDS[::CHUNK])
+def test_runs_under_faults_end_right(first: int) -> None:
+    verdicts = chunk(first)
 
-    assert problems == [], replay_command(seed, world.plan.crash_probability, faults=True)
+    assert [(replay_command(v.seed), v.problems[:3]) for v in verdicts if v.problems] == []
 
 
-def test_the_seeds_of_the_suite_meet_every_kind_of_fault() -> None:
-    kinds = Counter(fault.kind for seed in SEEDS for fault in faults_of(seed, plan_of(seed)))
+def test_the_seeds_of_the_suite_meet_every_kind_of_fault_and_every_setting() -> None:
+    plans = [plan_of(seed) for seed in SEEDS]
+    kinds = Counter(fault.kind for plan in plans for fault in faults_of(plan.seed, plan))
 
     assert {kind for kind, count in kinds.items() if count >= 5} == set(KINDS)
-    assert {round(plan_of(seed).crash_probability, 2) for seed in SEEDS} == {0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08}
+    for name, values in SETTINGS.items():
+        assert {getattr(plan, name) for plan in plans} >= values, name
+    assert any(plan.poison_prompt is not None for plan in plans)
+    assert any(plan.then_branch_from is not None for plan in plans)
+
+
+def test_deaths_hit_the_places_that_matter() -> None:
+    """Each at least once in a hundred seeds, or the choice of places has gone wrong."""
+    verdicts = [verdict for first in SEEDS[::CHUNK] for verdict in chunk(first)]
+    places = set().union(*(verdict.crash_places for verdict in verdicts))
+
+    assert places >= {
+        "t before transaction.end", "t after transaction.end", "t after store.save", "t after store.write",
+        "t after learner.train", "c before transaction.end", "c after transaction.end", "g after store.fetch",
+        "g after engine.load", "g before writer.send policy", "g after writer.send policy",
+        "g before writer.send trajectories", "g after writer.send trajectories", "g after group.commit",
+    }  # fmt: skip
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    first, second = (run(3, None, faults=True, directory=tmp_path / name)[0] for name in ("a", "b"))
+    first, second = (simulate_faults(plan_of(3), tmp_path / name) for name in ("a", "b"))
 
     assert first.steps == second.steps
     assert [p.deaths for p in first.processes] == [p.deaths for p in second.processes]
     assert decisions(first) == decisions(second)
-
-
-def test_a_failing_seed_says_how_to_run_it_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("tests.sim.__main__.check", lambda world: ["planted"])
-
-    assert main(["--seed", "3", "--crash", "0.04"]) == 1
-    out = capsys.readouterr().out
-    assert "python -m tests.sim --seed 3 --crash 0.04\n" in out
-    assert out.splitlines()[-1].startswith('RESULT {"seeds": 1, "failed": [3]')
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -172,7 +188,8 @@ def test_at_max_lag_zero_the_weights_do_not_depend_on_schedule_or_crashes(
     found = {}
     for number, (plan, schedule) in enumerate(runs):
         world = scheduled(plan, _fresh(tmp_path / str(number)), schedule)
-        assert violations(world) == [], (plan, schedule)
+        # The digest is another one here, and the audit says so.
+        assert [p for p in violations(world) if "G5.batch_digest" not in p] == [], (plan, schedule)
         found[number] = final_weights(world)
 
     assert len(set(found.values())) == 1, found

@@ -6,76 +6,38 @@ started again a little later, as a supervisor would. `run` returns when the run 
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from consumers.coordinator import CoordinatorPorts, CoordinatorService, CoordinatorSettings
-from consumers.switching import SwitchRules
-from consumers.trainer.admission import AdmissionRules
 from consumers.trainer.branching import BranchWish
-from consumers.trainer.pacing import PacingRules
-from consumers.trainer.publication import Publication
-from consumers.trainer.replay import ReplayRules
-from consumers.trainer.requests import RequestRules
-from consumers.trainer.selection import SelectionRules
-from consumers.trainer.service import TrainerService
-from consumers.trainer.settings import TrainerPorts, TrainerSettings
-from consumers.trainer.step import AgeWeights, StepMaker
 from infra.checkpoint_store import FsspecCheckpointStore
-from infra.policy_follower import PolicyFollower
-from infra.ports import SavedCheckpoint
-from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
-from producers.weights import WeightsSettings
-from schemas.checkpoint import Manifest
+from infra.ports import CheckpointStore, Clock
 from schemas.errors import DriftlogError, Fenced
-from schemas.ids import RunId
-from schemas.topics import TOPICS, TopicName, topic
-from schemas.trajectory import Sampling
-from schemas.trajectory_codec import TrajectoryLimits
-from tests.fakes.inline_executor import InlineExecutor
-from tests.fakes.memory_log import Crash, MemoryLog
+from schemas.ids import parse_group_id
+from schemas.trajectory import PromptRequest
+from tests.fakes.memory_log import Arrivals, Crash, Hook, MemoryLog, Phase
 from tests.fakes.memory_ports import MemoryClient
-from tests.fakes.tiny_policy import TOKENIZER_DIGEST, VOCABULARY, ParityReward, TinyEngine, TinyLearner, TinyPrompts
 from tests.fakes.virtual_clock import VirtualClock
+from tests.sim import services
+from tests.sim.bounds import BoundsWatch
+from tests.sim.plan import Plan
+from tests.sim.services import RUN, Service
+from tests.sim.surroundings import FaultyStore, SkewedClock, Trouble
 
-RUN = RunId("sim")
+__all__ = ["RUN", "Plan", "Process", "World", "simulate"]
 
-
-class Service(Protocol):
-    """What the scheduler drives."""
-
-    def step(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """One simulated run."""
-
-    seed: int
-    versions: int = 6
-    groups_per_step: int = 2
-    group_size: int = 3
-    max_lag: int = 2
-    run_ahead: int = 1
-    generators: int = 2
-    crash_probability: float = 0.0
-    """of each port call, before and after, while faults are on"""
-    crashable: tuple[str, ...] = ("trainer", "coordinator", "g")
-    """process name prefixes that may die"""
-    faults_until_s: float = 30.0
-    limit_s: float = 400.0
-    restart_s: tuple[float, float] = (0.2, 3.0)
-    group_timeout_s: float = 12.0
-    replay: ReplayRules = field(default_factory=ReplayRules)
-    filter_zero_variance: bool = False
-    state_every: int = 1
-    branch: BranchWish | None = None
+# A turn of a process takes that long. When nobody had anything to do for a while, time may pass faster.
+_TURN_S = (0.001, 0.005, 0.02)
+_IDLE_TURN_S = 0.06
+_STRAGGLER_POLLS = 150
+_SLOW_S = (0.1, 4.0)
+_EVERYTHING = 1_000_000
+_STALL_SHARE = 0.01
 
 
 @dataclass(slots=True)
@@ -85,6 +47,7 @@ class Process:
     name: str
     build: Callable[[MemoryClient], Service]
     service: Service | None = None
+    client: MemoryClient | None = None
     restart_at_s: float = 0.0
     restarts: int = 0
     done: bool = False
@@ -103,39 +66,67 @@ class World:
         self.log = MemoryLog(self.clock)
         self.directory = directory
         self._ids = 0
+        self._idle = 0
+        self._hooks: dict[str, Hook] = {}
+        self._clocks: dict[str, Clock] = {}
         self.faults_on = True
         self.log.client("setup").admin().create_topics(RUN)
         self.processes = [Process("trainer", self._trainer), Process("coordinator", self._coordinator)]
-        self.processes += [Process(f"g{i}", self._generator_builder(f"g{i}")) for i in range(plan.generators)]
+        self.processes += [Process(f"g{i}", self._generator) for i in range(plan.generators)]
         self.steps = 0
+        self.bounds = BoundsWatch(self)
+        self.crash_places: Counter[str] = Counter()
+        self.poison_deaths: Counter[str] = Counter()
+        """group -> workers that died generating it"""
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Until every process is done, or the limit is reached."""
+        """Until every process is done, or the limit is reached; a second time where the plan has another part."""
+        self._run_to_end()
+        if self.plan.then_branch_from is not None and all(p.done for p in self.processes):
+            wish = BranchWish(from_version=self._branch_origin(), when_newest=self._newest())
+            self.go_on(replace(self.plan, then_branch_from=None, branch=wish))
+
+    def go_on(self, plan: Plan) -> None:
+        """Start every process of an ended run again under another plan."""
+        for process in self.processes:
+            if process.error != "fenced":
+                process.service, process.done = None, False
+        now_s = self.clock.monotonic_s()
+        self.plan = replace(plan, limit_s=now_s + plan.limit_s)
+        self._run_to_end()
+
+    def _run_to_end(self) -> None:
         while not all(p.done for p in self.processes):
             now_s = self.clock.monotonic_s()
             if now_s > self.plan.limit_s:
                 return
             self.faults_on = now_s < self.plan.faults_until_s
-            process = self.random.choice([p for p in self.processes if not p.done])
-            self._drive(process, now_s)
-            self.clock.advance(self.random.choice((0.001, 0.005, 0.02)))
+            running = [p for p in self.processes if not p.done]
+            process = self.random.choice(running)
+            self._idle = 0 if self._drive(process, now_s) else self._idle + 1
+            quiet = self._idle > 2 * len(running)
+            self.clock.advance(_IDLE_TURN_S if quiet else self.random.choice(_TURN_S))
             self.steps += 1
+            self.bounds.look(process)
 
     def process(self, name: str) -> Process:
         """By name."""
         return next(p for p in self.processes if p.name == name)
 
-    def _drive(self, process: Process, now_s: float) -> None:
+    def _drive(self, process: Process, now_s: float) -> bool:
+        """One turn of one process; True when it did something."""
         try:
             if process.service is None:
                 if now_s < process.restart_at_s:
-                    return
+                    return False
                 process.service = process.build(self._client(process))
-            process.service.step()
+            worked = process.service.step()
             process.done = bool(getattr(process.service, "finished", False))
+            return worked or process.done
         except Crash as crash:
+            self.crash_places[f"{process.name[:1]} {crash}"] += 1
             self._die(process, str(crash), now_s)
         except Fenced:
             process.done = True
@@ -143,6 +134,7 @@ class World:
         except DriftlogError as error:
             process.error = f"{type(error).__name__}: {error}"
             self._die(process, process.error, now_s)
+        return True
 
     def _die(self, process: Process, where: str, now_s: float) -> None:
         self.log.crash(process.name)
@@ -152,12 +144,34 @@ class World:
         process.restart_at_s = now_s + self.random.uniform(*self.plan.restart_s)
 
     def _client(self, process: Process) -> MemoryClient:
-        return self.log.client(process.name, on_call=self._hook(process))
+        self._hooks[process.name] = hook = self._hook(process)
+        process.client = self.log.client(process.name, on_call=hook, arrivals=self._arrivals(process))
+        return process.client
 
-    def _hook(self, process: Process) -> Callable[[str, str], None]:
+    def _arrivals(self, process: Process) -> Arrivals | None:
+        """How much of what is there has reached this process: topics may lag behind each other."""
+        if not self.plan.lag_share:
+            return None
+
+        stalled_until_s: dict[tuple[str, int], float] = {}
+
+        def arrived(topic: str, partition: int) -> int:
+            if not self.faults_on:
+                return _EVERYTHING
+            now_s = self.clock.monotonic_s()
+            if now_s < stalled_until_s.get((topic, partition), 0.0):
+                return 0
+            if self.random.random() < _STALL_SHARE * self.plan.lag_share:
+                stalled_until_s[topic, partition] = now_s + self.random.uniform(0.1, self.plan.stall_s)
+            late = self.random.random() < self.plan.lag_share
+            return self.random.choice((0, 0, 1, 2)) if late else _EVERYTHING
+
+        return arrived
+
+    def _hook(self, process: Process) -> Hook:
         may_die = process.name.startswith(self.plan.crashable)
 
-        def on_call(name: str, phase: str) -> None:
+        def on_call(name: str, phase: Phase) -> None:
             # Most calls are polls that find nothing; dying there over and over would hide the interesting places.
             share = 0.03 if name.endswith(".poll") else 1.0
             if may_die and self.faults_on and self.random.random() < share * self.plan.crash_probability:
@@ -170,157 +184,82 @@ class World:
         self._ids += 1
         return f"id{self._ids:05d}"
 
+    # ------------------------------------------------------------------ what a process sees
+
+    def clock_of(self, name: str) -> Clock:
+        """The clocks of a process: its own for as long as the world lasts."""
+        if not self.plan.skew_s:
+            return self.clock
+        if name not in self._clocks:
+            rng, skew_s = random.Random(f"clock/{self.plan.seed}/{name}"), self.plan.skew_s
+            self._clocks[name] = SkewedClock(
+                self.clock,
+                off_s=rng.uniform(-skew_s, skew_s),
+                jump_at_s=rng.uniform(0.5, 10.0),
+                jump_s=rng.choice((0.0, rng.uniform(-skew_s, skew_s))),
+                origin_s=rng.uniform(0.0, 1e6),
+            )
+        return self._clocks[name]
+
+    def hook_of(self, name: str) -> Hook:
+        """Where a process may die; nowhere, for one that no scheduler drives."""
+        return self._hooks.get(name, lambda call, phase: None)
+
+    def store(self) -> FsspecCheckpointStore:
+        """The store as it is."""
+        return FsspecCheckpointStore(str(self.directory), RUN, cache_dir=None, fsync=False)
+
+    def store_of(self, name: str) -> CheckpointStore:
+        """A process's view of the store."""
+        root = self.directory.resolve()
+        return FaultyStore(self.store(), root, self.hook_of(name), lambda uri: self.file_trouble(name, uri))
+
+    def file_trouble(self, name: str, uri: str) -> Trouble | None:
+        """What is wrong with these files, seen from this process, now."""
+        return None
+
+    def executor_delay_s(self) -> float:
+        """How long the next call on a worker's executor takes."""
+        if not self.faults_on or self.random.random() >= self.plan.slow_share:
+            return 0.0
+        return self.random.uniform(*_SLOW_S)
+
+    def polls_of(self, name: str, request: PromptRequest) -> int:
+        """How long a group takes on a worker: stragglers are the same ones for whoever asks again."""
+        digest = hashlib.sha256(f"{self.plan.seed}/{name}/{request.group_id}".encode()).digest()
+        slow = digest[0] < 256 * self.plan.straggler_share
+        return _STRAGGLER_POLLS if slow else self.plan.polls_per_group
+
+    def on_sample(self, name: str, request: PromptRequest) -> None:
+        """Some prompts kill whoever generates them."""
+        if self.plan.poison_prompt == parse_group_id(request.group_id).prompt:
+            self.poison_deaths[request.group_id] += 1
+            raise Crash(f"on {request.group_id}")
+
     # ------------------------------------------------------------------ the processes
 
-    def store(self, process: Process | None = None) -> FsspecCheckpointStore:
-        """A process's view of the store."""
-        store = FsspecCheckpointStore(str(self.directory), RUN, cache_dir=None, fsync=False)
-        return store if process is None else _HookedStore(store, self._hook(process))  # type: ignore[return-value]
-
-    def _follower(self, client: MemoryClient) -> PolicyFollower:
-        name = topic(RUN, TopicName.POLICY)
-        return PolicyFollower(client.reader({name: 1}, "beginning"), name)
-
     def _trainer(self, client: MemoryClient) -> Service:
-        plan = self.plan
-        learner = TinyLearner()
-        trajectories = topic(RUN, TopicName.TRAJECTORIES)
-        ledger = topic(RUN, TopicName.LEDGER)
-        settings = TrainerSettings(
-            run=RUN,
-            requests=RequestRules(
-                run=RUN,
-                group_size=plan.group_size,
-                max_lag=plan.max_lag,
-                max_attempts=3,
-                sampling=Sampling(max_tokens=4),
-                pacing=PacingRules(
-                    groups_per_step=plan.groups_per_step, run_ahead=plan.run_ahead, last_step=plan.versions
-                ),
-            ),
-            selection=SelectionRules(
-                groups_per_step=plan.groups_per_step,
-                order="issue",
-                min_group=2,
-                filter_zero_variance=plan.filter_zero_variance,
-                admission=AdmissionRules(max_lag=plan.max_lag, barrier=True, tokenizer_digest=TOKENIZER_DIGEST),
-            ),
-            limits=TrajectoryLimits(vocabulary_size=VOCABULARY),
-            config_digest="config",
-            code_revision="sim",
-            group_timeout_s=plan.group_timeout_s,
-            replay=plan.replay,
-            state_every=plan.state_every,
-            branch=plan.branch,
-        )
-        ports = TrainerPorts(
-            writer=client.transactional_writer(f"{RUN}-trainer"),
-            open_policy=lambda: self._follower(client),
-            open_ledger=lambda: client.reader({ledger: 1}, "beginning"),
-            trajectories=client.reader({trajectories: TOPICS[TopicName.TRAJECTORIES].partitions}, "beginning"),
-            deadletters=client.reader({topic(RUN, TopicName.DEADLETTERS): 1}, "beginning"),
-            learner=learner,
-            publication=Publication(
-                run=RUN,
-                store=self.store(self.process("trainer")),
-                learner=learner,
-                clock=self.clock,
-                new_attempt_id=self.new_id,
-                config_digest="config",
-                code_revision="sim",
-            ),
-            step_maker=StepMaker(clock=self.clock, advantages=mean_only, age_weights=AgeWeights(max_lag=plan.max_lag)),
-            prompts=TinyPrompts(),
-            clock=self.clock,
-        )
-        return TrainerService(settings, ports)
+        return services.trainer(self, client)
 
     def _coordinator(self, client: MemoryClient) -> Service:
-        workers = topic(RUN, TopicName.WORKERS)
-        settings = CoordinatorSettings(
-            run=RUN,
-            rules=SwitchRules(run=RUN, mode="barrier", switch_deadline_s=8.0, keep="all"),
-            lease_s=6.0,
-            failed_switches_in_row=50,
-        )
-        ports = CoordinatorPorts(
-            writer=client.transactional_writer(f"{RUN}-coordinator"),
-            open_policy=lambda: self._follower(client),
-            open_workers=lambda: client.reader({workers: 1}, "beginning"),
-            store=self.store(self.process("coordinator")),
-            clock=self.clock,
-            new_id=self.new_id,
-        )
-        return CoordinatorService(settings, ports)
+        return services.coordinator(self, client)
 
-    def _generator_builder(self, name: str) -> Callable[[MemoryClient], Service]:
-        def build(client: MemoryClient) -> Service:
-            settings = GeneratorSettings(
-                run=RUN,
-                worker=name,
-                seed=self.plan.seed,
-                weights=WeightsSettings(
-                    run=RUN,
-                    drain_timeout_s=2.0,
-                    fetch_timeout_s=5.0,
-                    load_tries=2,
-                    retry_wait_s=0.2,
-                    probe_tolerance=1e-4,
-                ),
-                max_groups_in_flight=4,
-                heartbeat_s=0.5,
-                lease_s=6.0,
-                park_timeout_s=0.5,
-                keep_text=False,
-            )
-            ports = GeneratorPorts(
-                follower=self._follower(client),
-                workers=client.reader({topic(RUN, TopicName.WORKERS): 1}, "beginning"),
-                prompts=client.group_reader(f"{RUN}-generators", topic(RUN, TopicName.PROMPTS)),
-                writer=client.writer(),
-                engine=TinyEngine(self.clock),
-                store=self.store(self.process(name)),
-                reward=ParityReward(),
-                executor=InlineExecutor(),
-                clock=self.clock,
-                new_id=self.new_id,
-            )
-            return GeneratorService(settings, ports)
+    def _generator(self, client: MemoryClient) -> Service:
+        return services.generator(self, client)
 
-        return build
+    def _newest(self) -> int:
+        reading = services.follower(self.log.client("check"))
+        reading.advance(1_000_000)
+        assert reading.fold.newest is not None
+        return reading.fold.newest
 
-
-def mean_only(groups: list[list[float]]) -> list[list[float]]:
-    """Advantages of the simulator: r - mean."""
-    return [[r - sum(rewards) / len(rewards) for r in rewards] for rewards in groups]
-
-
-class _HookedStore:
-    """The store with places to die before and after each call."""
-
-    def __init__(self, store: FsspecCheckpointStore, hook: Callable[[str, str], None]) -> None:
-        self._store = store
-        self._hook = hook
-
-    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
-        self._hook("store.save", "before")
-        saved = self._store.save(attempt_id, write, manifest)
-        self._hook("store.save", "after")
-        return saved
-
-    def fetch(self, manifest_uri: str, manifest_sha256: str) -> tuple[Path, Manifest]:
-        self._hook("store.fetch", "before")
-        fetched = self._store.fetch(manifest_uri, manifest_sha256)
-        self._hook("store.fetch", "after")
-        return fetched
-
-    def delete(self, manifest_uri: str) -> None:
-        self._hook("store.delete", "before")
-        self._store.delete(manifest_uri)
-        self._hook("store.delete", "after")
-
-    def attempts(self) -> list[str]:
-        return list(self._store.attempts())
+    def _branch_origin(self) -> int:
+        """The wished-for version, or the newest one below it that training can go on from."""
+        reading = services.follower(self.log.client("check"))
+        reading.advance(1_000_000)
+        fold, wished = reading.fold, self.plan.then_branch_from
+        usable = [v for v, s in fold.versions.items() if s.event.has_state and s.status.value != "retired"]
+        return min(usable, key=lambda version: (abs(version - (wished or 0)), version))
 
 
 def simulate(plan: Plan, directory: Path) -> World:

@@ -150,3 +150,26 @@ def test_reading_is_given_up_after_its_limit(place: Place) -> None:
 
     with pytest.raises(LogUnavailable, match="not read within 60 s"):
         state.advance()
+
+
+def test_what_hides_behind_somebody_elses_open_transaction_is_waited_for(place: Place) -> None:
+    """Found by the simulator: a coordinator died inside a transaction, the run ended behind it, and was ended again."""
+    place.policy(1)
+    died = place.log.client("coordinator").transactional_writer("demo-coordinator")
+    died.init()
+    identity = place.log.identity("demo-coordinator")
+    transaction = place.log.begin("demo-coordinator", identity.epoch)
+    place.log.append(Message(topic="demo.policy", key=b"k", value=b"{}"), transaction)
+    place.script.events.clear()
+    place.script.published(1)
+    (event,) = place.script.events
+    place._put("demo.policy", encode_policy_event(event), control_headers(event, b"", "t"))
+    place.stepped(1)
+    follower = PolicyFollower(place.client.reader({"demo.policy": 1}, "beginning"), "demo.policy")
+    state = CommittedState(follower, place.client.reader({"demo.ledger": 1}, "beginning"), "demo.ledger", place.clock)
+    while_open = [state.advance() for _ in range(5)]
+    place.clock.advance(10.5)
+
+    assert not any(while_open)
+    assert state.advance()
+    assert follower.fold.newest == 1

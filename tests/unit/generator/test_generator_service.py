@@ -256,6 +256,24 @@ def test_a_worker_that_waits_for_an_extension_joins_it(tmp_path: Path) -> None:
     assert rig.types()[-1] == "WorkerJoined"
 
 
+def test_a_worker_whose_join_reached_the_log_behind_the_end_of_the_run_stops_as_well(tmp_path: Path) -> None:
+    """Found by the simulator: cut off while it joined, it waited for ever for a run that had ended."""
+    rig = GeneratorRig(tmp_path)
+    rig.say("started")
+    rig.say("published", 0)
+    rig.log.deferred = True
+    rig.step(3)
+    held, rig.log._pending, rig.log.deferred = rig.log._pending, [], False
+    rig.say("ended", 0)
+    rig.log._pending = held
+    rig.step(10)
+    joined = rig.types()[-1]
+    rig.step(70)
+
+    assert joined == "WorkerJoined"
+    assert rig.service.finished
+
+
 def test_a_join_that_was_not_delivered_is_sent_again(tmp_path: Path) -> None:
     rig = GeneratorRig(tmp_path)
     rig.say("started")

@@ -187,6 +187,31 @@ def test_timers_stand_still_while_an_open_transaction_hides_the_end_of_policy(ri
     assert rig.types()[-1] == "WorkerExpired"
 
 
+def test_a_coordinator_that_starts_waits_for_what_an_open_transaction_hides(rig: Rig) -> None:
+    """Found by the simulator: its own switch lay behind it, and was opened a second time."""
+    service = rig.coordinator()
+    rig.go_live(service)
+
+    def die_inside(name: str, phase: str) -> None:
+        if name == "transaction.end":
+            raise Crash(name)
+
+    writer = rig.log.client("trainer", on_call=die_inside).transactional_writer("demo-trainer")
+    writer.init()
+    rig.say("published", 1)
+    with pytest.raises(Crash):
+        writer.commit([Message(topic=POLICY, key=b"demo", value=b"{}")])
+    settle(service)
+    successor = rig.coordinator()
+    settle(successor)
+    rig.clock.advance(10)
+    settle(successor)
+
+    follower = PolicyFollower(rig.log.client("check").reader({POLICY: 1}, "beginning"), POLICY)
+    started = [void for _, event, void in follower.advance() if event.type == "SwitchStarted"]
+    assert started == [False, False], "one for version 0, one for version 1, none of them void"
+
+
 def test_a_switch_deadline_expires_the_worker_that_did_not_answer(rig: Rig) -> None:
     service = rig.coordinator()
     rig.go_live(service)
