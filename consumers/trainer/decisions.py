@@ -3,121 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from consumers.trainer.grouping import GroupBuffer, HeldRow
 from consumers.trainer.positions import RecordKey
 from consumers.trainer.replay import ReplayedRow
 from schemas.errors import InvalidRecord
 from schemas.ledger import INVALID_PREFIX, Decision, DecisionRow, Reason, Subject
+from schemas.trajectory import DecodedRow
 
 
 def dropped_row(
     held: HeldRow, reason: str, now_us: int, *, policy_lag: int | None = None, detail: str = ""
 ) -> DecisionRow:
     """A trajectory that is not trained. Its own refusal, when it has one, goes before the group's reason."""
-    trajectory = held.row.trajectory
-    return DecisionRow(
-        subject=Subject.TRAJECTORY,
-        group_id=held.row.group_id,
-        trajectory_id=held.row.trajectory_id,
-        partition=held.key[0],
-        offset=held.key[1],
-        row=held.row.row,
-        row_sha256=held.row.row_sha256,
-        decision=Decision.DROPPED,
-        reason=held.refusal or reason,
-        policy_lag=policy_lag,
-        weight=0.0,
-        use_count=0,
-        reward=None if trajectory is None else trajectory.reward,
-        advantage=None,
-        completion_tokens=None if trajectory is None else len(trajectory.token_ids),
-        consumed_at_us=now_us,
-        detail=held.detail or detail,
-    )
+    row = _about_row(held.key, held.row, now_us)
+    return replace(row, reason=held.refusal or reason, policy_lag=policy_lag, detail=held.detail or detail)
 
 
 def trained_row(held: HeldRow, *, policy_lag: int, weight: float, advantage: float, now_us: int) -> DecisionRow:
     """A trajectory's first use."""
-    trajectory = held.trajectory
-    return DecisionRow(
-        subject=Subject.TRAJECTORY,
-        group_id=held.row.group_id,
-        trajectory_id=held.row.trajectory_id,
-        partition=held.key[0],
-        offset=held.key[1],
-        row=held.row.row,
-        row_sha256=held.row.row_sha256,
+    return replace(
+        _about_row(held.key, held.row, now_us),
         decision=Decision.TRAINED,
-        reason=Reason.NONE,
         policy_lag=policy_lag,
         weight=weight,
         use_count=1,
-        reward=trajectory.reward,
         advantage=advantage,
-        completion_tokens=len(trajectory.token_ids),
-        consumed_at_us=now_us,
     )
 
 
 def replayed_row(row: ReplayedRow, *, use_count: int, weight: float, now_us: int) -> DecisionRow:
     """A later use of a trajectory; not its first decision."""
-    trajectory = row.trajectory
-    return DecisionRow(
-        subject=Subject.TRAJECTORY,
-        group_id=row.row.group_id,
-        trajectory_id=row.row.trajectory_id,
-        partition=row.key[0],
-        offset=row.key[1],
-        row=row.row.row,
-        row_sha256=row.row.row_sha256,
+    return replace(
+        _about_row(row.key, row.row, now_us),
         decision=Decision.REPLAYED,
-        reason=Reason.NONE,
         policy_lag=row.policy_lag,
         weight=weight,
         use_count=use_count,
-        reward=trajectory.reward,
         advantage=row.advantage,
-        completion_tokens=len(trajectory.token_ids),
-        consumed_at_us=now_us,
     )
 
 
 def group_row(group_id: str, decision: Decision, reason: str, now_us: int, detail: str = "") -> DecisionRow:
     """The one decision about an issued group."""
-    return DecisionRow(
-        subject=Subject.GROUP,
+    return replace(
+        _blank(Subject.GROUP, now_us),
         group_id=group_id,
-        trajectory_id=None,
-        partition=None,
-        offset=None,
-        row=None,
-        row_sha256=None,
         decision=decision,
         reason=reason,
-        policy_lag=None,
-        weight=0.0,
         use_count=1 if decision is Decision.TRAINED else 0,
-        reward=None,
-        advantage=None,
-        completion_tokens=None,
-        consumed_at_us=now_us,
         detail=detail,
     )
 
 
 def record_row(key: RecordKey, error: InvalidRecord, now_us: int) -> DecisionRow:
     """A record that could not be decoded; its bytes go to the dead letters."""
-    return DecisionRow(
-        subject=Subject.RECORD,
-        group_id=None,
-        trajectory_id=None,
+    return replace(
+        _blank(Subject.RECORD, now_us),
         partition=key[0],
         offset=key[1],
+        reason=f"{INVALID_PREFIX}{error.code}",
+        detail=error.message[:500],
+    )
+
+
+def _about_row(key: RecordKey, row: DecodedRow, now_us: int) -> DecisionRow:
+    """What every decision about a trajectory says of it; dropped until somebody says otherwise."""
+    trajectory = row.trajectory
+    return replace(
+        _blank(Subject.TRAJECTORY, now_us),
+        group_id=row.group_id,
+        trajectory_id=row.trajectory_id,
+        partition=key[0],
+        offset=key[1],
+        row=row.row,
+        row_sha256=row.row_sha256,
+        reward=None if trajectory is None else trajectory.reward,
+        completion_tokens=None if trajectory is None else len(trajectory.token_ids),
+    )
+
+
+def _blank(subject: Subject, now_us: int) -> DecisionRow:
+    """A dropped something, with nothing known about it."""
+    return DecisionRow(
+        subject=subject,
+        group_id=None,
+        trajectory_id=None,
+        partition=None,
+        offset=None,
         row=None,
         row_sha256=None,
         decision=Decision.DROPPED,
-        reason=f"{INVALID_PREFIX}{error.code}",
+        reason=Reason.NONE,
         policy_lag=None,
         weight=0.0,
         use_count=0,
@@ -125,7 +103,6 @@ def record_row(key: RecordKey, error: InvalidRecord, now_us: int) -> DecisionRow
         advantage=None,
         completion_tokens=None,
         consumed_at_us=now_us,
-        detail=error.message[:500],
     )
 
 
