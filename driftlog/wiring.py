@@ -200,7 +200,11 @@ def build_generator(at: Site, worker: str) -> Assembly:
 
 def open_follower(at: Site, kept: KeptReader) -> PolicyFollower:
     """A fold of policy from its beginning; the reader opened before is closed."""
-    return PolicyFollower(kept.put(open_reader(at, TopicName.POLICY)), topic(at.run_id, TopicName.POLICY))
+    trainer = at.config.trainer
+    # Proofs of versions that may still be trained must be remembered, whatever the lag limit.
+    remember = max(256, 4 * trainer.largest_lag)
+    reader = kept.put(open_reader(at, TopicName.POLICY))
+    return PolicyFollower(reader, topic(at.run_id, TopicName.POLICY), remember_versions=remember)
 
 
 def short_id() -> str:
