@@ -18,8 +18,8 @@ from infra.runner import ExitCode, exit_code, say_on_stderr
 from schemas.errors import DriftlogError, EnvironmentMissing
 
 VERBS = (
-    "up", "down", "status", "summary", "audit", "trace", "samples", "doctor", "broker", "topics", "init-policy",
-    "generate", "train", "coordinate", "project", "greedy",
+    "up", "down", "status", "summary", "audit", "trace", "samples", "pin", "unpin", "doctor", "broker",
+    "topics", "init-policy", "generate", "train", "coordinate", "project", "greedy",
 )  # fmt: skip
 HIDDEN = frozenset({"greedy"})
 

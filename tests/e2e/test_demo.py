@@ -84,6 +84,17 @@ def test_status_of_the_stored_run_says_that_it_ended(broker: Site) -> None:
     assert (status["state"], status["newest_version"], status["open_groups"]) == ("ended", 8, 0)
 
 
+def test_a_version_is_pinned_and_unpinned_once_each_and_an_unknown_one_is_refused(broker: Site) -> None:
+    where = ("--directory", str(broker.runs))
+    codes = [driftlog(*words, *where).returncode for words in (("pin", "2"), ("pin", "2"), ("unpin", "2"))]
+    unpinned, unknown = driftlog("unpin", "2", *where), driftlog("pin", "99", *where)
+
+    assert codes == [0, 2, 0]
+    assert (unpinned.returncode, unknown.returncode) == (2, 2)
+    assert "not pinned" in unpinned.stderr
+    assert "no such version" in unknown.stderr
+
+
 def test_mlflow_has_the_run(demo: Site) -> None:
     assert (demo.runs / "mlflow.db").exists()
     assert "finished" in (demo.run().logs / "projector.log").read_text()
