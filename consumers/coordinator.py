@@ -57,7 +57,6 @@ class CoordinatorPorts:
     store: CheckpointStore
     clock: Clock
     new_id: Callable[[], str]
-    close_readers: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True)
@@ -110,8 +109,7 @@ class CoordinatorService:
             return True
 
     def close(self) -> None:
-        """Nothing of our own is open."""
-        self._p.close_readers()
+        """Nothing of our own is open: whoever built the ports closes them."""
 
     def _step(self) -> bool:
         if self.follower is None:

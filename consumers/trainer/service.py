@@ -94,7 +94,6 @@ class TrainerService:
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
-        self._p.close_policy()
 
     # ------------------------------------------------------------------ recovery
 

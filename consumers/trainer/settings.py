@@ -62,4 +62,3 @@ class TrainerPorts:
     step_maker: StepMaker
     prompts: PromptSource
     clock: Clock
-    close_policy: Callable[[], None] = lambda: None
