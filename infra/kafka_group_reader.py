@@ -198,7 +198,19 @@ class KafkaGroupReader:
                 if self._pending.get(partition) == value:
                     del self._pending[partition]
 
+    def _mend_join(self) -> None:
+        """Ask for a join again that the client forgot.
+
+        kafka-python 3.0.12: a join that was called for by new metadata and outlives one poll is never taken up again
+        (joining itself makes `need_rejoin` false): the member would stand idle for ever, without heartbeats or an
+        error. Between polls no join is under way unless it is still needed, so this pair of answers means just that.
+        """
+        coordinator = self._consumer._coordinator
+        if coordinator.rejoining and not coordinator.need_rejoin():
+            coordinator.request_rejoin()
+
     def _read(self) -> None:
+        self._mend_join()
         room = self._queue.room()
         held = self._consumer.assignment()
         # A full queue must not stop the polls that carry the membership: only fetching pauses.

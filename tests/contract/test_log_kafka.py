@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,11 +13,12 @@ from typing import Any, Literal
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from infra.kafka_admin import KafkaLogAdmin
 from infra.kafka_clients import KafkaSettings, abandon, build, common_config, producer_config
 from infra.kafka_group_reader import KafkaGroupReader
-from infra.kafka_reader import KafkaEventReader
+from infra.kafka_reader import POLL_MS, KafkaEventReader
 from infra.kafka_transactions import KafkaTransactionalWriter
 from infra.kafka_writer import KafkaEventWriter
 from infra.local_broker import BrokerHandle
@@ -28,6 +30,7 @@ from tests.contract.log_contract import (
     ReaderContract,
     TransactionContract,
     WriterContract,
+    until,
 )
 from tests.contract.log_group_contract import GroupContract
 
@@ -135,3 +138,25 @@ class TestKafkaGroups(GroupContract): ...
 
 
 class TestKafkaAdmin(AdminContract): ...
+
+
+def test_a_join_that_outlives_a_poll_is_taken_up_again(harness: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New metadata calls for a join, and a poll ends in its midst: the client alone would never end it."""
+    assign = CooperativeStickyAssignor.assign
+    joins: list[int] = []
+
+    def slow_assign(*arguments: Any) -> Any:
+        joins.append(1)
+        time.sleep(2 * POLL_MS / 1000)  # a busy machine: longer than a poll
+        return assign(*arguments)
+
+    monkeypatch.setattr(CooperativeStickyAssignor, "assign", slow_assign)
+    reader = harness.group_reader(harness.name("slow"), harness.topic(partitions=3))
+    until(harness, lambda: reader.assignment() == {0, 1, 2}, "the first join")
+    before = len(joins)
+    coordinator = reader._consumer._coordinator
+    coordinator._assignment_snapshot = {}  # as when the partitions had become known only after the first join
+    until(harness, lambda: len(joins) > before, "the second join")
+    until(harness, lambda: not coordinator.rejoining, "its end")
+    assert coordinator.stable()
+    assert reader.assignment() == {0, 1, 2}
