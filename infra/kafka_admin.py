@@ -25,6 +25,7 @@ _LOG = logging.getLogger(__name__)
 _UNCOMMITTED = "read_uncommitted"
 _COMMITTED = "read_committed"
 _LIMIT_KEY = "max.message.bytes"
+_CLEANUP_KEY = "cleanup.policy"
 
 
 class KafkaOffsets:
@@ -85,6 +86,7 @@ class KafkaLogAdmin:
         if missing:
             self._create(missing)
         check_partitions(self.partition_counts(wanted), {name: spec.partitions for name, spec in wanted.items()})
+        self._check_cleanup({name: spec.cleanup for name, spec in wanted.items() if name in existing})
 
     def existing_topics(self) -> frozenset[str]:
         """Names of all topics."""
@@ -110,16 +112,29 @@ class KafkaLogAdmin:
 
     def max_message_bytes(self, name: str) -> int:
         """The topic's limit for one compressed batch."""
-        resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=[_LIMIT_KEY])
-        try:
-            answer = self._client.describe_configs([resource], config_filter="all")
-        except kafka_errors.KafkaError as error:
-            raise explain(error, f"settings of topic {name}") from error
-        return int(answer["topic"][name][_LIMIT_KEY]["value"])
+        return int(self._settings_of([name], _LIMIT_KEY)[name])
 
     def close(self) -> None:
         """Safe to call twice."""
         self._client.close()
+
+    def _settings_of(self, names: Iterable[str], key: str) -> dict[str, str]:
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=[key]) for name in sorted(names)]
+        try:
+            answer = self._client.describe_configs(resources, config_filter="all")
+        except kafka_errors.KafkaError as error:
+            raise explain(error, f"{key} of {', '.join(sorted(names))}") from error
+        return {name: str(settings[key]["value"]) for name, settings in answer["topic"].items()}
+
+    def _check_cleanup(self, expected: dict[str, str]) -> None:
+        """A compacted history is none: IllegalState names a topic somebody made, or changed, that way."""
+        found = self._settings_of(expected, _CLEANUP_KEY) if expected else {}
+        for name, cleanup in expected.items():
+            if found[name] != cleanup:
+                raise IllegalState(
+                    f"topic {name} has {_CLEANUP_KEY} {found[name]!r}, this project expects {cleanup!r}: what "
+                    f"compaction removed cannot be audited or replayed; set it back, or use another run name"
+                )
 
     def _create(self, missing: dict[str, dict[str, Any]]) -> None:
         try:

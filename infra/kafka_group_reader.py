@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka import errors as kafka_errors
@@ -18,11 +19,11 @@ from kafka.structs import OffsetAndMetadata
 
 from infra.kafka_admin import KafkaOffsets
 from infra.kafka_clients import KafkaSettings, build, consumer_config
-from infra.kafka_reader import POLL_MS, POLL_RECORDS, report_reading_error, to_record
+from infra.kafka_reader import POLL_MS, POLL_RECORDS, reading_error, to_record
 from infra.ports import Record
 from infra.record_queue import RecordQueue
 from infra.wakeup import Wakeup
-from schemas.errors import LogUnavailable
+from schemas.errors import LogUnavailable, RangeMissing
 
 _LOG = logging.getLogger(__name__)
 _COMMIT_LIMIT_S = 2.0
@@ -223,9 +224,14 @@ class KafkaGroupReader:
         except kafka_errors.NoOffsetForPartitionError:
             polled = {}  # a new partition of a group without offsets: placed below
         except kafka_errors.KafkaError as error:
-            report_reading_error(error, self._offsets, self._queue)
-            self._stopping.wait(POLL_MS / 1000)
-            return
+            explained = reading_error(error, self._offsets)
+            if isinstance(explained, RangeMissing):
+                polled = self._take_back(explained)
+            else:
+                if explained is not None:
+                    self._queue.fail(explained)
+                self._stopping.wait(POLL_MS / 1000)
+                return
         with self._lock:
             owned = dict(self._owned)
         for tp, records in polled.items():
@@ -234,6 +240,14 @@ class KafkaGroupReader:
                 known = position if position is not None else records[-1].offset + 1
                 self._queue.put((self._topic, tp.partition), owned[tp.partition][0], map(to_record, records), known)
         self._place_fresh()
+
+    def _take_back(self, missing: RangeMissing) -> dict[TopicPartition, list[Any]]:
+        """Retention overtook these partitions, or what is committed of them: they are placed anew, below."""
+        with self._lock:
+            partitions = {partition for _, partition in missing.first}
+            self._forget(partitions)
+            self._fresh |= partitions
+        return {}
 
     def _place_fresh(self) -> None:
         """Put newly assigned partitions at their committed offset, read now: the last owner may have moved it."""
@@ -249,7 +263,7 @@ class KafkaGroupReader:
                 tp = TopicPartition(self._topic, partition)
                 answer = self._consumer.committed(tp, metadata=True, timeout_ms=left_ms)
                 found[partition] = None if answer is None else (answer.offset, answer.metadata or "")
-            beginnings = self._offsets.beginnings([(self._topic, p) for p in fresh if found[p] is None])
+            beginnings = self._offsets.beginnings([(self._topic, p) for p in fresh])
         except (kafka_errors.KafkaError, LogUnavailable) as error:
             _LOG.info("group_offsets_unread topic=%s error=%s", self._topic, error)
             return  # they stay fresh: the next round asks again
@@ -259,6 +273,13 @@ class KafkaGroupReader:
 
     def _start(self, partition: int, committed: Committed | None, beginning: int) -> None:
         offset = committed[0] if committed is not None else beginning
+        if offset < beginning:
+            # Never to the end: what is still there is read. Whoever waits for the lost ones has a time-out of his own.
+            words = (
+                "group_range_lost topic=%s partition=%d first=%d last=%d: retention removed them before they were read"
+            )
+            _LOG.warning(words, self._topic, partition, offset, beginning - 1)
+            offset, committed = beginning, None
         try:
             self._consumer.seek(TopicPartition(self._topic, partition), offset)
         except ValueError:

@@ -19,7 +19,7 @@ from infra.kafka_clients import KafkaSettings, build, consumer_config, explain
 from infra.ports import Record
 from infra.record_queue import Place, RecordQueue
 from infra.wakeup import Wakeup
-from schemas.errors import DriftlogError, IllegalState, LogUnavailable
+from schemas.errors import DriftlogError, IllegalState, LogUnavailable, RangeMissing
 
 _LOG = logging.getLogger(__name__)
 POLL_MS = 100
@@ -123,7 +123,9 @@ class KafkaEventReader:
         try:
             polled = self._consumer.poll(timeout_ms=POLL_MS, max_records=max_records)
         except kafka_errors.KafkaError as error:
-            report_reading_error(error, self._offsets, self._queue)
+            explained = reading_error(error, self._offsets)
+            if explained is not None:
+                self._queue.fail(explained)
             self._stopping.wait(POLL_MS / 1000)
             return
         # Without records, markers alone may have moved any position.
@@ -149,17 +151,15 @@ def to_record(fetched: Any) -> Record:
     )
 
 
-def report_reading_error(error: kafka_errors.KafkaError, offsets: KafkaOffsets, queue: RecordQueue) -> None:
-    """What passes by itself is left to the client; the rest the service raises on its next poll."""
+def reading_error(error: kafka_errors.KafkaError, offsets: KafkaOffsets) -> DriftlogError | None:
+    """What the service must hear, at its next poll. None: it passes by itself, and is left to the client."""
     if error.retriable:
         _LOG.info("poll_failed error=%s", type(error).__name__)
-        return
-    explained = _reading_error(error, offsets)
-    if explained is not None:
-        queue.fail(explained)
+        return None
+    return _explained(error, offsets)
 
 
-def _reading_error(error: Exception, offsets: KafkaOffsets) -> DriftlogError | None:
+def _explained(error: Exception, offsets: KafkaOffsets) -> DriftlogError | None:
     """Why a partition cannot be read on: the missing range for a position outside the log. None: ask again."""
     if isinstance(error, kafka_errors.OffsetOutOfRangeError) and error.args and isinstance(error.args[0], dict):
         wanted = {(tp.topic, tp.partition): offset for tp, offset in error.args[0].items()}
@@ -174,17 +174,20 @@ def _reading_error(error: Exception, offsets: KafkaOffsets) -> DriftlogError | N
 
 
 def missing_range(wanted: Iterable[tuple[Place, int, int, int]]) -> IllegalState:
-    """The error for positions outside the log: (place, wanted, first, end) each."""
-    words = []
+    """The error for positions outside the log: (place, wanted, first, end) each. RangeMissing when all lie below it."""
+    words: list[str] = []
+    lost: dict[tuple[str, int], int] = {}
     for (topic, partition), offset, first, end in wanted:
         if offset < first:
+            lost[topic, partition] = first
             words.append(
                 f"{topic}[{partition}]: records {offset}-{first - 1} are no longer in the log (it starts at {first}): "
                 f"{first - offset} lost to retention"
             )
         else:
             words.append(f"{topic}[{partition}]: position {offset} is beyond the end {end}: was the topic made anew?")
-    return IllegalState("; ".join(words) + ". Nothing is skipped by itself: seek to a retained offset if that is meant")
+    said = "; ".join(words) + ". Nothing is skipped by itself: seek to a retained offset if that is meant"
+    return RangeMissing(said, lost) if len(lost) == len(words) else IllegalState(said)
 
 
 def _check_topics(settings: KafkaSettings, topics: Mapping[str, int]) -> None:

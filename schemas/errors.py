@@ -9,6 +9,7 @@
     |- StepRefused                the maths refuses a training step: names tensor and sample; a loud stop
     |- RankLost                   exit 1: a process of a torchrun trainer is gone; all are started again
     |- IllegalState               the log contradicts itself: a loud stop, never a fresh start
+    |  `- RangeMissing            records that were to be read are no longer in the log (retention)
     |- LogError                   the broker said no, or did not say
     |  |- LogUnavailable          retriable: time-outs, a broker that is away
     |  |- MessageTooLarge         this record can never be sent as it is
@@ -21,7 +22,8 @@
        |- CheckpointInvalid       present but wrong: size, hash, name or format
        |- CheckpointMissing       not there (yet)
        |- CheckpointRefused       an address that may not be followed
-       `- StoreFull              no room: needed and free bytes in the message
+       |- StoreFull              no room: needed and free bytes in the message
+       `- StoreStuck             a save did not end within its limit
 
 A message says what, where and what to do. To add a class: put it under the family whose handling it
 shares, give it a docstring, keep it picklable (positional arguments only).
@@ -79,6 +81,18 @@ class RankLost(DriftlogError):
 
 class IllegalState(DriftlogError):
     """Log and store contradict each other, or an invariant of the log is broken."""
+
+
+class RangeMissing(IllegalState):
+    """Records that were to be read are no longer in the log. `first`: (topic, partition) -> the first that still is."""
+
+    def __init__(self, message: str, first: dict[tuple[str, int], int]) -> None:
+        super().__init__(message, first)
+        self.message = message
+        self.first = first
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class LogError(DriftlogError):
@@ -141,3 +155,7 @@ class CheckpointRefused(CheckpointError):
 
 class StoreFull(CheckpointError):
     """No room for the checkpoint."""
+
+
+class StoreStuck(CheckpointError):
+    """A save did not end within its limit, and nobody can end it from inside. The committed state is whole."""

@@ -19,6 +19,7 @@ from schemas.errors import (
     IllegalState,
     LogUnavailable,
     MessageTooLarge,
+    RangeMissing,
     TransactionFailed,
 )
 from schemas.topics import TOPICS, TopicName
@@ -156,8 +157,9 @@ class ReaderContract:
         write(harness, *(message(topic, str(i)) for i in range(5)))
         harness.drop_before(topic, 0, 3)
         reader = harness.reader({topic: 1}, {(topic, 0): 1})
-        with pytest.raises(IllegalState, match=r"records 1-2 are no longer in the log"):
+        with pytest.raises(RangeMissing, match=r"records 1-2 are no longer in the log") as raised:
             until(harness, lambda: bool(reader.poll(10)), "the error")
+        assert raised.value.first == {(topic, 0): 3}
         reader.seek(topic, 0, 3)
         assert texts(read_to_end(harness, reader)) == ["3", "4"]
 

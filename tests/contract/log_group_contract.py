@@ -117,6 +117,21 @@ class GroupContract:
         with pytest.raises(ValueError, match="4097 bytes of metadata, the broker takes 4096"):
             reader.commit({0: (1, "x" * 4097)})
 
+    def test_a_committed_offset_below_the_log_goes_on_at_what_is_left_and_never_at_the_end(
+        self, harness: LogHarness
+    ) -> None:
+        """C64: committed 1; the log now starts at 3 and ends at 5."""
+        topic = harness.topic()
+        write(harness, *(message(topic, str(i)) for i in range(5)))
+        reader = harness.group_reader(harness.name("g"), topic)
+        take(harness, reader, 5)
+        reader.commit({0: (1, "done:3")})
+        reader.close()
+        harness.drop_before(topic, 0, 3)
+        again = harness.group_reader(harness.name("g"), topic)
+        assert texts(take(harness, again, 2)) == ["3", "4"]
+        assert again.committed(0) is None
+
     def test_close_twice_is_fine(self, harness: LogHarness) -> None:
         reader = harness.group_reader(harness.name("g"), harness.topic())
         reader.close()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 
 from infra.kafka_admin import KafkaLogAdmin
@@ -24,6 +25,7 @@ from infra.kafka_writer import KafkaEventWriter
 from infra.local_broker import BrokerHandle
 from infra.ports import Message
 from infra.wakeup import Wakeup
+from schemas.errors import IllegalState
 from tests.contract.log_contract import (
     AdminContract,
     Place,
@@ -89,6 +91,9 @@ class KafkaHarness:
 
     def drop_before(self, topic: str, partition: int, offset: int) -> None:
         self._raw.delete_records({TopicPartition(topic, partition): offset})
+
+    def change_topic(self, topic: str, config: Mapping[str, str]) -> None:
+        self._raw.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=dict(config))])
 
     def committed(self, group: str) -> dict[Place, int]:
         answer = self._raw.list_group_offsets({group: None})[group]
@@ -160,3 +165,21 @@ def test_a_join_that_outlives_a_poll_is_taken_up_again(harness: KafkaHarness, mo
     until(harness, lambda: not coordinator.rejoining, "its end")
     assert coordinator.stable()
     assert reader.assignment() == {0, 1, 2}
+
+
+def test_a_history_that_somebody_made_compacted_is_refused_by_name(harness: KafkaHarness) -> None:
+    """C70: a log that forgets cannot be audited; the run does not start on it."""
+    run = harness.name("run")
+    admin = harness.admin()
+    admin.create_topics(run)
+    harness.change_topic(f"{run}.ledger", {"cleanup.policy": "compact"})
+    until(harness, lambda: "compact" in str(refusal(admin, run)), "the broker to apply it")
+    assert "ledger has cleanup.policy 'compact', this project expects 'delete'" in str(refusal(admin, run))
+
+
+def refusal(admin: KafkaLogAdmin, run: str) -> IllegalState | None:
+    try:
+        admin.create_topics(run)
+    except IllegalState as error:
+        return error
+    return None

@@ -17,6 +17,7 @@ from schemas.errors import (
     IllegalState,
     LogUnavailable,
     MessageTooLarge,
+    RangeMissing,
 )
 from schemas.ids import RunId
 from schemas.topics import MAX_MESSAGE_BYTES, TOPICS, topic
@@ -257,6 +258,8 @@ class MemoryGroupReader:
                 committed = self._group.offsets.get((self._topic, partition))
                 start = self._client.log.partition(self._topic, partition).start
                 self._known[partition] = serial
+                if committed is not None and committed[0] < start:
+                    committed = None  # retention removed what it points at
                 self._positions[partition] = committed[0] if committed is not None else start
                 self._committed[partition] = committed
 
@@ -357,7 +360,8 @@ def position_error(log: MemoryLog, place: Place, position: int) -> IllegalState 
     """The missing range of a position outside the log."""
     held = log.partition(*place)
     if position < held.start:
-        return IllegalState(f"{place[0]}[{place[1]}]: records {position}-{held.start - 1} are no longer in the log")
+        words = f"{place[0]}[{place[1]}]: records {position}-{held.start - 1} are no longer in the log"
+        return RangeMissing(words, {place: held.start})
     if position > held.end:
         return IllegalState(f"{place[0]}[{place[1]}]: position {position} is beyond the end {held.end}")
     return None
