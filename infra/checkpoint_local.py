@@ -110,18 +110,27 @@ class LocalTree:
         newest = max(complete, key=lambda path: path.stat().st_mtime, default=None)
         return sum(path.stat().st_size for path in newest.iterdir()) if newest is not None else 0
 
-    def collect(self, run: str, keep: Collection[str], *, older_than_s: float) -> Sequence[str]:
-        """Remove leftovers, and directories not in `keep`, that were last written before that time (epoch seconds)."""
-        removed = []
+    def collect(self, run: str, keep: Collection[str], *, older_than_s: float, at_most: int) -> Sequence[str]:
+        """Remove up to `at_most` leftovers, and directories not in `keep`, last written before that (epoch seconds).
+
+        One that cannot be removed does not keep the others; its OSError is raised in the end."""
+        removed: list[str] = []
+        failure: OSError | None = None
         for path in sorted((self._root / run).iterdir()) if (self._root / run).is_dir() else []:
-            if path.is_symlink() or not path.is_dir() or _last_written_s(path) >= older_than_s:
+            leftover = path.name.startswith((_STAGING, _TRASH))
+            unnamed = bool(keep) and is_plain_name(path.name) and path.name not in keep
+            if len(removed) >= at_most or not (leftover or unnamed) or path.is_symlink() or not path.is_dir():
                 continue
-            if path.name.startswith((_STAGING, _TRASH)):
-                shutil.rmtree(path, ignore_errors=True)
+            if _last_written_s(path) >= older_than_s:
+                continue
+            try:
+                shutil.rmtree(path) if leftover else self.remove(Address(run=run, attempt_id=path.name))
+            except OSError as error:
+                failure = failure or error
+            else:
                 removed.append(path.name)
-            elif keep and is_plain_name(path.name) and path.name not in keep:
-                self.remove(Address(run=run, attempt_id=path.name))
-                removed.append(path.name)
+        if failure is not None:
+            raise failure
         return removed
 
     def _directory(self, address: Address) -> Path:

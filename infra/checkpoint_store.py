@@ -50,7 +50,7 @@ class _Tree(Protocol):
     def attempts(self, run: str) -> Sequence[str]: ...
     def free_bytes(self, address: Address) -> int | None: ...
     def size_hint(self, run: str) -> int: ...
-    def collect(self, run: str, keep: Collection[str], *, older_than_s: float) -> Sequence[str]: ...
+    def collect(self, run: str, keep: Collection[str], *, older_than_s: float, at_most: int) -> Sequence[str]: ...
 
 
 class FsspecCheckpointStore:
@@ -124,15 +124,12 @@ class FsspecCheckpointStore:
         """Attempt ids of complete directories of this run, sorted."""
         return self._tree.attempts(self._run)
 
-    def collect_garbage(self, keep_uris: Collection[str], *, grace_s: float, now_us: int) -> Sequence[str]:
-        """Remove what no event names: leftovers of crashed saves, and complete directories not in `keep_uris`.
-
-        Only what was last written more than `grace_s` ago, which must exceed the longest save plus its
-        transaction. With an empty `keep_uris` complete directories stay: more likely nothing was read yet
-        than a run without versions. Returns the names removed.
-        """
+    def collect_garbage(
+        self, keep_uris: Collection[str], *, grace_s: float, now_us: int, at_most: int
+    ) -> Sequence[str]:
+        """Remove what no event names; see the port for what stays."""
         keep = {files.parse_manifest_uri(uri).attempt_id for uri in keep_uris}
-        return self._tree.collect(self._run, keep, older_than_s=now_us / 1e6 - grace_s)
+        return self._tree.collect(self._run, keep, older_than_s=now_us / 1e6 - grace_s, at_most=at_most)
 
     def _preflight(self, address: Address) -> None:
         """Refuse a save that cannot fit, before anything is written."""
@@ -239,15 +236,15 @@ class _RemoteTree:
     def size_hint(self, run: str) -> int:
         return 0
 
-    def collect(self, run: str, keep: Collection[str], *, older_than_s: float) -> Sequence[str]:
-        removed = []
+    def collect(self, run: str, keep: Collection[str], *, older_than_s: float, at_most: int) -> Sequence[str]:
+        removed: list[str] = []
         for leftover in sorted(self._cache.glob(".upload-*")):
-            if leftover.stat().st_mtime < older_than_s:
+            if len(removed) < at_most and leftover.stat().st_mtime < older_than_s:
                 shutil.rmtree(leftover, ignore_errors=True)
                 removed.append(leftover.name)
         for name in sorted(self._names(f"{self._base}/{run}")) if keep else []:
             address = Address(run=run, attempt_id=name)
-            if name not in keep and self._last_written_s(address) < older_than_s:
+            if len(removed) < at_most and name not in keep and self._last_written_s(address) < older_than_s:
                 self.remove(address)
                 removed.append(name)
         return removed

@@ -12,7 +12,7 @@ Time-outs. Every call that can wait takes or states a limit and raises LogUnavai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -20,8 +20,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from infra.checkpoint_port import CheckpointStore as CheckpointStore
+from infra.checkpoint_port import SavedCheckpoint as SavedCheckpoint
 from infra.tracker_port import ExperimentTracker as ExperimentTracker
-from schemas.checkpoint import Manifest
 from schemas.trajectory import PromptRequest, Sampling, Segment
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -217,40 +218,6 @@ class LogAdmin(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- checkpoints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedCheckpoint:
-    """What VersionPublished says of a checkpoint."""
-
-    manifest_uri: str
-    manifest_sha256: str
-    bytes: int
-
-
-class CheckpointStore(Protocol):
-    """Immutable checkpoints under `<root>/<run>/<attempt id>/`; see design: only the event gives a number."""
-
-    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
-        """Call `write` with a fresh temporary directory, hash and fsync what it wrote, write manifest.json last
-        (the given manifest with `files` filled in), rename once. StoreFull leaves nothing behind."""
-        ...
-
-    def fetch(self, manifest_uri: str, manifest_sha256: str) -> tuple[Path, Manifest]:
-        """A local directory whose every file was verified against the manifest, and the manifest against the
-        hash. CheckpointMissing, CheckpointInvalid, CheckpointRefused."""
-        ...
-
-    def delete(self, manifest_uri: str) -> None:
-        """Remove a retired version's directory. Idempotent."""
-        ...
-
-    def attempts(self) -> Sequence[str]:
-        """Attempt ids of complete directories of this run."""
-        ...
-
-
 # ---------------------------------------------------------------- generation
 
 
@@ -281,7 +248,8 @@ class Completion:
 
 
 class GenerationEngine(Protocol):
-    """Samples completions. Not thread-safe, except that `load` and `score` may run on another thread while paused."""
+    """Samples completions. Not thread-safe, except that `load`, `score` and `generate_greedily` may run on another
+    thread while paused."""
 
     def submit(self, request: EngineRequest) -> None:
         """Queue one group."""
@@ -324,6 +292,17 @@ class GenerationEngine(Protocol):
         self, token_ids: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
     ) -> Sequence[npt.NDArray[np.float32]]:
         """Temperature-1 log-probability of each token after the prompt, per sequence, through the generating path."""
+        ...
+
+    def prefix_block(self) -> int:
+        """Tokens a block of the prefix cache: keys and values that outlive a request. 0: none do."""
+        ...
+
+    def generate_greedily(
+        self, prompts: Sequence[Sequence[int]], tokens: int
+    ) -> Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+        """The `tokens` likeliest tokens after each prompt and their temperature-1 log-probabilities, through the path
+        and the caches of `poll`. Needs whole weights, no proof; what runs stays where it is."""
         ...
 
     def identity(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from infra.logs import event
 from infra.ports import CheckpointStore, Clock, Delivery, GenerationEngine
-from producers.probing import ProbeResult, run_probe
+from producers.probing import GeneratedProbe, ProbeResult, run_probe
 from producers.switch_target import LoadTarget, load_target
 from schemas.checkpoint import Manifest
 from schemas.errors import CheckpointError, CheckpointMissing, DriftlogError, LogError
@@ -53,6 +53,8 @@ class WeightsSettings:
     retry_wait_s: float
     probe_tolerance: float
     """max |worker - trainer| log-probability, by served dtype"""
+    always_probe_generated: bool = False
+    """generate for the second probe also where the engine caches no prefixes"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +99,7 @@ class WeightsKeeper:
         self._load: _Load | None = None
         self._fetch: Future[tuple[Path, Manifest]] | None = None
         self._probe: Future[ProbeResult] | None = None
+        self._generated = GeneratedProbe(always=settings.always_probe_generated)
         self._retry_at_s = 0.0
         self._failures = 0
 
@@ -186,8 +189,7 @@ class WeightsKeeper:
             event(log, "drain_timeout", policy_version=load.target.version)
             self._engine.pause("keep")
         self._enter(Stage.LOADING, now_s)
-        assert load.directory is not None
-        self._probe = self._executor.submit(run_probe, self._engine, load.directory, load.target.version, self.held)
+        self._probe = self._start_probe(load, self.held)
         return True
 
     def _loading(self, me: WorkerKey, load: _Load, now_s: float) -> bool:
@@ -201,8 +203,9 @@ class WeightsKeeper:
             self._load_failed(me, load, str(error), now_s)
             return True
         self.held = None  # the new weights are in the engine; they count once the proof is read back
-        if not result.diff_new <= self._s.probe_tolerance:
-            self._load_failed(me, load, f"probe differs by {result.diff_new:g} > {self._s.probe_tolerance:g}", now_s)
+        problem = result.problem(self._s.probe_tolerance)
+        if problem is not None:
+            self._load_failed(me, load, problem, now_s)
             return True
         load.result = result
         self._enter(Stage.PROVING, now_s)
@@ -230,6 +233,11 @@ class WeightsKeeper:
         self._finish()
         return True
 
+    def _start_probe(self, load: _Load, held: int | None) -> Future[ProbeResult]:
+        assert load.directory is not None
+        version = load.target.version
+        return self._executor.submit(run_probe, self._engine, load.directory, version, held, self._generated)
+
     # ------------------------------------------------------------------ ends
 
     def _load_failed(self, me: WorkerKey, load: _Load, reason: str, now_s: float) -> None:
@@ -237,8 +245,7 @@ class WeightsKeeper:
         load.tries += 1
         event(log, "load_failed", level=logging.WARNING, policy_version=load.target.version, reason=reason)
         if load.tries < self._s.load_tries:
-            assert load.directory is not None
-            self._probe = self._executor.submit(run_probe, self._engine, load.directory, load.target.version, None)
+            self._probe = self._start_probe(load, None)
             return
         self._fail(me, load, reason, now_s)
 
@@ -286,6 +293,7 @@ class WeightsKeeper:
             manifest_sha256=load.manifest_sha256,
             probe_diff_new=result.diff_new,
             probe_diff_old=result.diff_old,
+            probe_diff_generated=result.diff_generated,
             probe_tolerance=self._s.probe_tolerance,
             phase_s=dict(load.phase_s),
         )

@@ -164,6 +164,9 @@ class VersionLoaded(PolicyEvent):
     """max |worker - trainer| over the probe's tokens under the new weights"""
     probe_diff_old: float | None
     """the same against the weights held before; None when there were none"""
+    probe_diff_generated: float | None = None
+    """max |generated - scored| log-probability of tokens generated behind prefixes that were cached under the old
+    weights; None where no key or value outlives its request"""
     probe_tolerance: float
     phase_s: dict[str, float]
 

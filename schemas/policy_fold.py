@@ -244,6 +244,10 @@ def _version_loaded(fold: PolicyFold, offset: int, event: ev.VersionLoaded) -> N
     assert state is not None
     _require(event.manifest_sha256 == state.event.manifest_sha256, "other bytes than the published ones")
     _require(0.0 <= event.probe_diff_new <= event.probe_tolerance, "the probe does not match the new weights")
+    generated = event.probe_diff_generated
+    _require(
+        generated is None or 0.0 <= generated <= event.probe_tolerance, "generated tokens come from old cached keys"
+    )
     if event.switch is None:
         _require(event.version == fold.live, "a proof outside a switch must be of the live version")
         fold.workers[event.worker].late_ack = (event.version, offset)

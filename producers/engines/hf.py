@@ -19,9 +19,12 @@ import torch
 
 from infra.model import DTYPES, Policy, apply_weights, check_static_files, library_versions, load_policy, read_weights
 from infra.ports import Clock, Completion, EngineRequest
-from producers.engines.hf_batching import RowState, RunningBatch, score_sequences, start_rows
+from producers.engines.hf_batching import RowState, RunningBatch, greedy_rows, score_sequences, start_rows
 from producers.engines.hf_sampling import check_sampling
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, UsageError
+
+_NO_PROOF = -1
+"""stamp of tokens that are thrown away"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,24 @@ class HfEngine:
         if self._policy is None or self._touched:
             raise IllegalState("score without whole weights: load a version first")
         return score_sequences(self._policy.model, token_ids, prompt_lengths)
+
+    def prefix_block(self) -> int:
+        """0: a cache belongs to one running batch and ends with it."""
+        return 0
+
+    def generate_greedily(
+        self, prompts: Sequence[Sequence[int]], tokens: int
+    ) -> Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+        """The likeliest tokens after each prompt and their log-probabilities, in a batch of their own as in `poll`."""
+        if self._policy is None or self._touched or self._version is None:
+            raise IllegalState("generation without whole weights: load a version first")
+        rows = greedy_rows(prompts, tokens, self._clock.now_us())
+        for row in rows:
+            self._check_fits(row.group_id, np.asarray(row.prompt), tokens)
+        batch = RunningBatch(self._policy.model, rows)
+        while batch.rows:
+            batch.step(self._version, _NO_PROOF)
+        return [(np.asarray(row.tokens, dtype=np.int32), np.asarray(row.logprobs, dtype=np.float32)) for row in rows]
 
     def identity(self) -> Mapping[str, str]:
         """The fingerprint parts."""

@@ -72,6 +72,21 @@ def start_rows(request: EngineRequest, now_us: int) -> list[RowState]:
     ]
 
 
+def greedy_rows(prompts: Sequence[Sequence[int]], tokens: int, now_us: int) -> list[RowState]:
+    """One row a prompt that takes its `tokens` likeliest tokens; they belong to no group."""
+    return [
+        RowState(
+            group_id="greedy",
+            index_in_group=index,
+            prompt=[int(token) for token in prompt],
+            sampling=Sampling(temperature=0.0, max_tokens=tokens),
+            uniform=np.zeros(tokens),
+            started_at_us=now_us,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
 class RunningBatch:
     """Rows that advance together. State: the rows, and a KV cache that can be forgotten at any time."""
 

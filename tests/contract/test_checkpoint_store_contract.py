@@ -355,17 +355,30 @@ def test_garbage_is_what_no_event_names_once_it_is_old_enough(place: Place) -> N
     place.store.save("zombie", write_checkpoint, manifest_for("zombie"))
     place.overwrite(f"demo/torn/{WEIGHTS_NAME}", WEIGHTS)
 
-    assert place.store.collect_garbage([kept.manifest_uri], grace_s=HOUR_S, now_us=1_000_000) == []
-    removed = place.store.collect_garbage([kept.manifest_uri], grace_s=HOUR_S, now_us=MUCH_LATER_US)
+    assert place.store.collect_garbage([kept.manifest_uri], grace_s=HOUR_S, now_us=1_000_000, at_most=9) == []
+    removed = place.store.collect_garbage([kept.manifest_uri], grace_s=HOUR_S, now_us=MUCH_LATER_US, at_most=9)
 
     assert sorted(removed) == ["torn", "zombie"]
+    assert place.store.attempts() == ["a1"]
+
+
+def test_one_call_removes_no_more_than_it_is_allowed_to(place: Place) -> None:
+    kept = place.store.save("a1", write_checkpoint, manifest_for("a1"))
+    for name in ("z1", "z2", "z3"):
+        place.store.save(name, write_checkpoint, manifest_for(name))
+    calls = [
+        place.store.collect_garbage([kept.manifest_uri], grace_s=HOUR_S, now_us=MUCH_LATER_US, at_most=2)
+        for _ in range(3)
+    ]
+
+    assert [len(removed) for removed in calls] == [2, 1, 0]
     assert place.store.attempts() == ["a1"]
 
 
 def test_garbage_collection_that_has_read_no_event_removes_no_version(place: Place) -> None:
     place.store.save("a1", write_checkpoint, manifest_for("a1"))
 
-    assert place.store.collect_garbage([], grace_s=0.0, now_us=MUCH_LATER_US) == []
+    assert place.store.collect_garbage([], grace_s=0.0, now_us=MUCH_LATER_US, at_most=9) == []
     assert place.store.attempts() == ["a1"]
 
 

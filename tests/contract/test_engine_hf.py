@@ -20,6 +20,7 @@ from producers.engines.hf_sampling import draw, uniforms
 from schemas.errors import ConfigError, IllegalState
 from schemas.trajectory import Sampling
 from tests.contract.engine_contract import PROMPTS, TOLERANCE, EngineContract
+from tests.contract.engine_greedy_contract import GreedyContract
 from tests.fakes.policy_rows import generate, moved_directory, request_of, tiny_directory
 from tests.fakes.virtual_clock import VirtualClock
 
@@ -37,12 +38,12 @@ def serving(batching: Any = "group", **settings: Any) -> HfEngine:
     return engine
 
 
-class TestGroupBatching(EngineContract):
+class TestGroupBatching(EngineContract, GreedyContract):
     def make(self) -> HfEngine:
         return make("group")
 
 
-class TestMixedBatching(EngineContract):
+class TestMixedBatching(EngineContract, GreedyContract):
     def make(self) -> HfEngine:
         return make("mixed")
 

@@ -26,7 +26,7 @@ from schemas.trajectory import PromptRequest, Segment
 VOCABULARY = 50
 TOKENIZER_DIGEST = hashlib.sha256(b"tiny").hexdigest()
 INITIAL_WEIGHTS = hashlib.sha256(b"initial").hexdigest()
-_PROBE_TOKENS = (1, 2, 3, 4, 5, 6)
+_PROBE_TOKENS = (2, 3, 4, 5, 6)
 _PROBE_PROMPT = 2
 
 
@@ -89,9 +89,16 @@ class TinyLearner:
             (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps, "saved_by": self._saved_by}))
         (directory / PROBE_NAME).write_bytes(self._probe())
 
+    def copy(self, *, with_state: bool = True) -> TinyCopy:
+        frozen = TinyLearner(saved_by=self._saved_by)
+        frozen.weights, frozen.steps = self.weights, self.steps
+        return TinyCopy(frozen, with_state)
+
     def _probe(self) -> bytes:
-        tokens = np.array(_PROBE_TOKENS, dtype=np.int32)
-        scores = [logprob(self.weights, t, i) for i, t in enumerate(_PROBE_TOKENS[_PROBE_PROMPT:])]
+        # As the trainer's: every version is recognised by other tokens.
+        first = 1 + hashlib.sha256(self.weights.encode()).digest()[0] % (VOCABULARY - 1)
+        tokens = np.array((first, *_PROBE_TOKENS), dtype=np.int32)
+        scores = [logprob(self.weights, t, i) for i, t in enumerate(tokens[_PROBE_PROMPT:].tolist())]
         logprobs = np.array(scores, dtype=np.float32)
         return encode_probe([ProbeSequence(token_ids=tokens, prompt_length=_PROBE_PROMPT, logprobs=logprobs)])
 
@@ -114,6 +121,17 @@ class TinyLearner:
         return VOCABULARY
 
 
+@dataclass(frozen=True, slots=True)
+class TinyCopy:
+    """The LearnerCopy port."""
+
+    learner: TinyLearner
+    with_state: bool
+
+    def save(self, directory: Path) -> None:
+        self.learner.save(directory, with_state=self.with_state)
+
+
 @dataclass(slots=True)
 class _Running:
     """A group in the engine. `parts`: (weights, version, proof, tokens of each member) that are sampled already."""
@@ -127,9 +145,18 @@ class _Running:
 class TinyEngine:
     """The GenerationEngine port: a group takes `polls_per_group` polls; tokens depend on weights and request.
 
-    A group that is loaded over half way keeps its first tokens under the old weights, as a segment of their own."""
+    A group that is loaded over half way keeps its first tokens under the old weights, as a segment of their own. With a
+    prefix cache, a prompt that is met again is answered from what was cached; a load empties the cache."""
 
-    def __init__(self, clock: Clock, polls_per_group: int = 2, tokens: int = 3, *, mixed: bool = False) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        polls_per_group: int = 2,
+        tokens: int = 3,
+        *,
+        mixed: bool = False,
+        prefix_cache: bool = False,
+    ) -> None:
         self._clock = clock
         self._polls_per_group = polls_per_group
         self._tokens = tokens
@@ -140,8 +167,11 @@ class TinyEngine:
         self._queue: list[_Running] = []
         self._frozen = False
         self._touched = False
-        self.fail_load: Literal["before", "after", "silent"] | None = None
-        """silent: the load says that it went well and leaves other weights behind"""
+        self._prefix_cache = prefix_cache
+        self._cached: dict[tuple[int, ...], str] = {}
+        """prompt -> weights that its keys and values were computed with"""
+        self.fail_load: Literal["before", "after", "silent", "stale"] | None = None
+        """silent: the load says that it went well and leaves other weights behind; stale: ... and the prefix cache"""
         self.in_background = False
         """load and score run on another thread: sampling now would race with them"""
         self.polls_of: Callable[[PromptRequest], int] = lambda request: self._polls_per_group
@@ -179,7 +209,8 @@ class TinyEngine:
         tokens: list[int] = []
         logprobs: list[float] = []
         segments: list[Segment] = []
-        for weights, version, proof, count in (*running.parts, (self._weights, self._version, self._proof, length)):
+        now = self._answering(asked.request.prompt_token_ids)
+        for weights, version, proof, count in (*running.parts, (now, self._version, self._proof, length)):
             count = min(count, length - len(tokens))
             if count <= 0:
                 continue
@@ -223,6 +254,8 @@ class TinyEngine:
         self._version = version
         self._proof = -1
         self._touched = False
+        if self.fail_load != "stale":
+            self._cached.clear()
         self.on_call("engine.load", "after")
 
     def _keep_what_was_sampled(self) -> None:
@@ -231,7 +264,16 @@ class TinyEngine:
         for running in self._queue:
             new = 1 if running.done > len(running.parts) else 0
             if new and self._proof >= 0:
-                running.parts.append((self._weights, self._version, self._proof, new))
+                weights = self._answering(running.asked.request.prompt_token_ids)
+                running.parts.append((weights, self._version, self._proof, new))
+
+    def _answering(self, prompt: Sequence[int]) -> str:
+        """What a prompt is answered with: the weights, or a blend that no version has, where its keys are older."""
+        assert self._weights is not None, "sampled without weights"
+        if not self._prefix_cache:
+            return self._weights
+        cached = self._cached.setdefault(tuple(int(token) for token in prompt), self._weights)
+        return self._weights if cached == self._weights else next_weights(self._weights, cached)
 
     def weights_touched(self) -> bool:
         return self._touched
@@ -250,6 +292,16 @@ class TinyEngine:
             np.array([logprob(self._weights, t, i) for i, t in enumerate(ids[prompt:])], dtype=np.float32)
             for ids, prompt in zip(token_ids, prompt_lengths, strict=True)
         ]
+
+    def prefix_block(self) -> int:
+        return 1 if self._prefix_cache else 0
+
+    def generate_greedily(
+        self, prompts: Sequence[Sequence[int]], tokens: int
+    ) -> Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
+        ids = np.arange(1, 1 + tokens, dtype=np.int32)
+        answers = [self._answering(prompt) for prompt in prompts]
+        return [(ids, np.array([logprob(w, int(t), i) for i, t in enumerate(ids)], np.float32)) for w in answers]
 
     def identity(self) -> Mapping[str, str]:
         return {"engine": "tiny", "engine_version": "1", "dtype": "float32", "tokenizer_digest": TOKENIZER_DIGEST}

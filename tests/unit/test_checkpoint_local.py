@@ -53,8 +53,8 @@ FsspecCheckpointStore({str(root)!r}, "demo").save("a2", die, manifest_for("a2"))
     with pytest.raises(CheckpointMissing):
         store.fetch("demo/a2/manifest.json", "00")
 
-    assert store.collect_garbage(["demo/a1/manifest.json"], grace_s=60, now_us=1_000_000) == []
-    assert store.collect_garbage(["demo/a1/manifest.json"], grace_s=60, now_us=MUCH_LATER_US) == leftovers
+    assert store.collect_garbage(["demo/a1/manifest.json"], grace_s=60, now_us=1_000_000, at_most=9) == []
+    assert store.collect_garbage(["demo/a1/manifest.json"], grace_s=60, now_us=MUCH_LATER_US, at_most=9) == leftovers
     assert [path.name for path in (root / "demo").iterdir()] == ["a1"]
 
 
@@ -186,7 +186,7 @@ def test_a_linked_attempt_is_not_deleted_through(root: Path, store: FsspecCheckp
 
     with pytest.raises(CheckpointRefused, match="by hand"):
         store.delete("demo/a1/manifest.json")
-    store.collect_garbage(["demo/a9/manifest.json"], grace_s=0, now_us=MUCH_LATER_US)
+    store.collect_garbage(["demo/a9/manifest.json"], grace_s=0, now_us=MUCH_LATER_US, at_most=9)
 
     assert (outside / "precious.txt").read_text() == "x"
 

@@ -55,6 +55,7 @@ STORIES: tuple[tuple[str, str, Callable[[PolicyScript], Void | None]], ...] = (
     ("ack with other bytes", "other bytes", lambda s: s.loaded(G0, 1, "s1", manifest_sha256="x")),
     ("probe off", "probe does not match", lambda s: s.loaded(G0, 1, "s1", probe_diff_new=1e-3)),
     ("negative probe", "probe does not match", lambda s: s.loaded(G0, 1, "s1", probe_diff_new=-1.0)),
+    ("stale keys", "old cached keys", lambda s: s.loaded(G0, 1, "s1", probe_diff_generated=1e-3)),
     ("NaN probe", "probe does not match", lambda s: s.loaded(G0, 1, "s1", probe_diff_new=float("nan"))),
     ("ack of a version nobody published", "no such version", lambda s: s.loaded(G0, 7, "s1")),
     ("ack of a stranger", "not current", lambda s: s.loaded(("g7", "i1"), 1, "s1")),

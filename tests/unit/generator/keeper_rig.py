@@ -87,10 +87,10 @@ def weights_of(version: int) -> str:
 class KeeperRig:
     """g0 is admitted and holds version 0 proven."""
 
-    def __init__(self, root: Path, executor: Executor | None = None) -> None:
+    def __init__(self, root: Path, executor: Executor | None = None, *, prefix_cache: bool = False) -> None:
         self.clock = VirtualClock()
         self.script: PolicyScript = PolicyScript()
-        self.engine = TinyEngine(self.clock)
+        self.engine = TinyEngine(self.clock, prefix_cache=prefix_cache)
         self.shelf = Shelf(root)
         self.sent: list[AnyPolicyEvent] = []
         self.lose_sends = 0

@@ -125,6 +125,48 @@ def test_weights_that_do_not_reproduce_the_probe_are_not_acked(rig: KeeperRig, t
     assert rig.keeper.held is None
 
 
+def test_a_prefix_cache_that_outlives_the_load_is_not_acked_and_nothing_is_served_from_it(tmp_path: Path) -> None:
+    """C06: clearing it fails once; the next load, which clears it, is a good one."""
+    rig = KeeperRig(tmp_path, prefix_cache=True).holding_0()
+    rig.engine.fail_load = "stale"
+    rig.switch_to(1)
+    rig.step()
+    [failed] = rig.sent
+    doubtful = rig.keeper.held
+    rig.script.failed("s1", 1)
+    rig.engine.fail_load = None
+    rig.clock.advance(10)
+    rig.step()
+
+    assert isinstance(failed, LoadFailed)
+    assert "generated tokens come from old cached keys" in failed.reason
+    assert failed.weights_touched
+    assert doubtful is None
+    assert rig.keeper.held == 0
+    assert [e.probe_diff_generated for e in rig.sent if isinstance(e, VersionLoaded)] == [0.0]
+
+
+def test_weights_that_cannot_be_probed_after_the_load_leave_nothing_held(
+    rig: KeeperRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C08: the load went well and the probe raised; the old weights are gone all the same."""
+    load = rig.engine.load
+
+    def break_scoring(directory: Path, version: int) -> None:
+        load(directory, version)
+        monkeypatch.setattr(rig.engine, "score", lambda ids, lengths: [[0.0]])
+
+    monkeypatch.setattr(rig.engine, "load", break_scoring)
+    rig.switch_to(1)
+    rig.step()
+
+    [failed] = rig.sent
+    assert isinstance(failed, LoadFailed)
+    assert "the engine scored 1" in failed.reason
+    assert failed.weights_touched
+    assert rig.keeper.held is None
+
+
 def test_a_probe_that_cannot_be_read_is_a_failed_load_with_nothing_touched(rig: KeeperRig, tmp_path: Path) -> None:
     (tmp_path / "a1" / "probe.arrow").write_bytes(b"no probe")
     rig.switch_to(1)

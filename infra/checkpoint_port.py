@@ -1,0 +1,50 @@
+"""The CheckpointStore port: immutable checkpoints that only an event gives a number (adapter: checkpoint_store)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from schemas.checkpoint import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCheckpoint:
+    """What VersionPublished says of a checkpoint."""
+
+    manifest_uri: str
+    manifest_sha256: str
+    bytes: int
+
+
+class CheckpointStore(Protocol):
+    """Immutable checkpoints under `<root>/<run>/<attempt id>/`; see design: only the event gives a number."""
+
+    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
+        """Call `write` with a fresh temporary directory, hash and fsync what it wrote, write manifest.json last
+        (the given manifest with `files` filled in), rename once. StoreFull leaves nothing behind."""
+        ...
+
+    def fetch(self, manifest_uri: str, manifest_sha256: str) -> tuple[Path, Manifest]:
+        """A local directory whose every file was verified against the manifest, and the manifest against the
+        hash. CheckpointMissing, CheckpointInvalid, CheckpointRefused."""
+        ...
+
+    def delete(self, manifest_uri: str) -> None:
+        """Remove a retired version's directory. Idempotent."""
+        ...
+
+    def collect_garbage(
+        self, keep_uris: Collection[str], *, grace_s: float, now_us: int, at_most: int
+    ) -> Sequence[str]:
+        """Remove up to `at_most` directories that no event names and that were last written more than `grace_s` ago:
+        leftovers of crashed saves, and complete ones not in `keep_uris`. `grace_s` must exceed the longest save plus
+        its transaction, and how far this clock and the store's differ. With an empty `keep_uris` complete directories
+        stay: more likely nothing was read yet than a run without versions. Returns the names removed."""
+        ...
+
+    def attempts(self) -> Sequence[str]:
+        """Attempt ids of complete directories of this run."""
+        ...
