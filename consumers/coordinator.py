@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from consumers.garbage import GarbageRounds
 from consumers.switching import LastSeen, SwitchRules, Timeouts, decide
 from infra.logs import event
 from infra.policy_follower import PolicyFollower
@@ -45,6 +46,8 @@ class CoordinatorSettings:
     first_wait_s: float = 10.0
     """how long the first switch waits for min_workers to join"""
     recoveries_in_row: int = 10
+    garbage_grace_s: float = 3600.0
+    """directories that no event names are removed this long after they were last written"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +90,7 @@ class CoordinatorService:
         self._recoveries = 0
         self._failed_seen = 0
         self._saw_it_running = False
+        self._garbage = GarbageRounds(ports.store, ports.clock, settings.garbage_grace_s)
 
     @property
     def finished(self) -> bool:
@@ -121,6 +125,7 @@ class CoordinatorService:
             self._leases = {}
             self._check = None
             self._barrier = 0
+            self._garbage.restart()
         worked = bool(self._fold_policy()) | self._read_heartbeats()
         if not self._caught_up():
             return worked
@@ -133,7 +138,7 @@ class CoordinatorService:
         timeouts = self._timeouts(fold, now_s)
         events = decide(fold, timeouts, self._s.rules, self._p.new_id(), self._p.clock.now_us())
         if not events:
-            return worked
+            return worked | self._garbage.step(self.follower)
         self._commit(events)
         return True
 

@@ -7,6 +7,7 @@ import os
 import uuid
 from contextlib import ExitStack
 
+from consumers.trainer.branching import BranchWish
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.pacing import PacingRules
 from consumers.trainer.publication import Publication
@@ -28,7 +29,7 @@ from infra.logs import event
 from infra.model import load_policy
 from infra.prompt_sources import countdown_source
 from infra.revision import code_revision
-from infra.runner import Assembly
+from infra.runner import Assembly, RingingExecutor
 from schemas.ids import RunId
 from schemas.topics import TopicName
 from schemas.trajectory import Sampling
@@ -39,8 +40,8 @@ __all__ = ["advantages_of", "build_trainer", "learner_settings", "objective_sett
 log = logging.getLogger(__name__)
 
 
-def build_trainer(at: Site) -> Assembly:
-    """The trainer; under torchrun, its rank 0."""
+def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
+    """The trainer; under torchrun, its rank 0. `branch`: go on from an older version, once."""
     config, run, clock = at.config, at.run_id, SystemClock()
     directory = initial_policy(config, at.run)
     revision, digest = code_revision(), config.digest()
@@ -58,6 +59,10 @@ def build_trainer(at: Site) -> Assembly:
         stack.callback(writer.close)
         trajectories = open_reader(at, TopicName.TRAJECTORIES)
         stack.callback(trajectories.close)
+        executor = None
+        if config.trainer.overlap_publication:
+            # Closed before the writer that its thread uses.
+            executor = stack.enter_context(RingingExecutor(1, at.wakeup))
         ports = TrainerPorts(
             writer=writer,
             open_policy=lambda: open_follower(at, policy_reader),
@@ -82,14 +87,17 @@ def build_trainer(at: Site) -> Assembly:
             ),
             prompts=countdown_source(policy.encode, config.run.seed),
             clock=clock,
+            executor=executor,
         )
-        settings = _trainer_settings(config, learner, policy.eos_token_id, revision)
+        settings = _trainer_settings(config, learner, policy.eos_token_id, revision, branch)
         service = TrainerService(settings, ports)
         return Assembly(service=service, wakeup=at.wakeup, resources=stack.pop_all())
     raise AssertionError("unreachable: ExitStack swallows nothing")
 
 
-def _trainer_settings(config: Config, learner: HfLearner, eos_token_id: int, revision: str) -> TrainerSettings:
+def _trainer_settings(
+    config: Config, learner: HfLearner, eos_token_id: int, revision: str, branch: BranchWish | None = None
+) -> TrainerSettings:
     """Everything the service decides by."""
     return TrainerSettings(
         run=RunId(config.run.name),
@@ -125,6 +133,7 @@ def _trainer_settings(config: Config, learner: HfLearner, eos_token_id: int, rev
         group_timeout_s=config.trainer.group_timeout_s,
         step_tries=config.trainer.step_tries,
         state_every=config.checkpoints.state_every,
+        branch=branch,
         refill_rounds=config.trainer.refill_rounds,
         replay=ReplayRules(
             steps=config.replay.steps,

@@ -45,6 +45,9 @@ class TrainerSection(Section):
     """times a step's zero-variance groups are replaced; then it takes a smaller batch"""
     step_tries: int = Field(default=3, ge=1)
     """times a failed step (out of memory) is tried with the same input"""
+    overlap_publication: bool = False
+    """checkpoint and transaction of a version run while the next step computes, at most one step behind; costs a copy
+    of weights and optimizer state in memory"""
 
     epochs: int = Field(default=1, ge=1)
     """passes over the batch of a training step"""

@@ -115,6 +115,11 @@ BATCH = (
         ),
         ("skipped_step", "0 or 1", "the training step changed no weight"),
         ("trainer/idle_fraction", "share", "of the time since the last step that the trainer waited"),
+        (
+            "trainer/publication_behind_seconds",
+            "s",
+            "checkpoint and transaction of the version before, beside the compute; only with overlap_publication",
+        ),
     ),
     *_metrics("total", ("training/optimizer_steps_skipped_total", "steps", "optimizer steps not made since the start")),
 )

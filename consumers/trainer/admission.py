@@ -65,8 +65,9 @@ def trained_versions(trajectory: Trajectory) -> list[tuple[int, int]]:
     return found
 
 
-def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionRules) -> Verdict:
-    """Judge one row against the weights `base` that are about to be updated."""
+def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionRules, *, ahead: int = 0) -> Verdict:
+    """Judge one row against the weights that are about to be updated: `base`, and `ahead` training steps made on it
+    that no committed version holds yet (0, or 1 while a publication is under way). A step counts, committed or not."""
     mismatch = support_mismatch(trajectory.sampling, trajectory.fingerprint.tokenizer_digest, rules.tokenizer_digest)
     if mismatch:
         return Verdict(admission=Admission.REFUSE, reason=Reason.SUPPORT_MISMATCH, detail=mismatch)
@@ -88,7 +89,7 @@ def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionR
                 return Verdict(admission=Admission.WAIT, detail=f"version {version} is not in the fold yet")
             detail = f"version {version} is not an ancestor of {base}"
             return Verdict(admission=Admission.REFUSE, reason=Reason.OTHER_BRANCH, detail=detail)
-        oldest = lag if oldest is None else max(oldest, lag)
+        oldest = max(0 if oldest is None else oldest, lag + ahead)
     if oldest is not None and oldest > rules.max_lag:
         detail = f"lag {oldest} > {rules.max_lag}"
         return Verdict(admission=Admission.REFUSE, reason=Reason.STALE, policy_lag=oldest, detail=detail)

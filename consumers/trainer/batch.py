@@ -72,6 +72,14 @@ class StepOutcome:
     phase_s: Mapping[str, float] = field(default_factory=dict)
 
 
+class LearnerCopy(Protocol):
+    """What a learner held at one moment, in memory of its own."""
+
+    def save(self, directory: Path) -> None:
+        """As Learner.save would have then. On any thread; asks nothing of the learner."""
+        ...
+
+
 class Learner(Protocol):
     """Weights, optimizer and RNG of the trainer. One instance lives as long as the process."""
 
@@ -94,6 +102,10 @@ class Learner(Protocol):
 
         The probe holds the sequences of the last batch whose log-probability moved most (fixed prompts before the
         first step) with their log-probabilities under the weights being saved."""
+        ...
+
+    def copy(self, *, with_state: bool = True) -> LearnerCopy:
+        """What `save` would write now, to be written later: training may go on meanwhile. Costs its size in memory."""
         ...
 
     def manifest_fields(self) -> Mapping[str, Any]:

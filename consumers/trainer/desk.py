@@ -51,11 +51,13 @@ class Desk:
         self.assembler = Assembler(position.open_groups, rules.group_size)
         self.cursor = Cursor(next_request=position.next_request, prompt_cursor=position.prompt_cursor)
         self.decisions: list[DecisionRow] = []
-        """decided, not committed"""
+        """decided, in no transaction yet"""
         self.dead: list[tuple[Record, InvalidRecord]] = []
         self.again: list[OpenGroup] = []
         """dropped groups whose prompt is to be issued again"""
         self.never_trained = 0
+        self.gaps: list[str] = []
+        """ranges that retention removed before they were decided, in words; the next transaction says so"""
 
     def position(self) -> Position:
         """The value for the ledger."""
@@ -84,6 +86,14 @@ class Desk:
         self.decisions.append(record_row(key, error, now_us))
         self.dead.append((record, error))
         self.progress.decide(key)
+
+    def step_over(self, topic: str, partition: int, first: int) -> int:
+        """Retention removed what lay below `first` (C64): go on there. A group that misses rows times out."""
+        held = {key for buffer in self.assembler.buffers() for key in buffer.records()}
+        lost = self.progress.step_over(partition, first, held)
+        self.replay.forget_gone(partition, first)
+        self.gaps.append(f"{lost} offsets of {topic}[{partition}] below {first} lost to retention")
+        return lost
 
     # ------------------------------------------------------------------ ends of groups
 
@@ -162,13 +172,14 @@ class Desk:
         self.cursor = issued.cursor
         self.again.clear()
 
-    def written(self) -> None:
-        """The transaction with all decisions so far is committed."""
+    def taken(self) -> None:
+        """All decisions so far are in a transaction; if that fails, this desk is thrown away."""
         self.decisions = []
         self.dead = []
+        self.gaps = []
 
     def has_decisions(self) -> bool:
-        """Something is decided and not committed."""
+        """Something is decided and in no transaction yet."""
         return bool(self.decisions)
 
     def low_waters(self) -> dict[int, int]:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,12 @@ from consumers.trainer.learner_metrics import row_metrics, update_metrics
 from consumers.trainer.learner_restore import Restored, read_again, read_first
 from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.learner_state import (
-    REFERENCE_NAME,
+    SavedState,
     TrainerState,
     load_optimizer,
     optimizer_tensors,
     set_torch_rng,
     torch_rng_text,
-    write_state,
-    write_tensors,
 )
 from consumers.trainer.learner_step import Counters, Updater
 from consumers.trainer.policy_forward import ForwardSettings
@@ -44,8 +43,7 @@ from consumers.trainer.ranks_model import RankedModel
 from consumers.trainer.ranks_wire import Command, decode_command, encode_command
 from consumers.trainer.step_record import StepRecord, StopWatch
 from consumers.trainer.tensors import RowData, check_rows, row_data, scored_data, sequence_data
-from infra.model import dtype_groups, library_versions, save_weights, tied_groups
-from schemas.checkpoint import OPTIMIZER_NAME, PROBE_NAME
+from infra.model import dtype_groups, library_versions, tied_groups
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, RankLost, StepRefused
 from schemas.trajectory import Trajectory
 
@@ -130,17 +128,11 @@ class HfLearner:
 
     def save(self, directory: Path, *, with_state: bool = True) -> None:
         """Write model, config, tokenizer, probe, and (unless told otherwise) optimizer and RNG state."""
-        model = self._loaded()
-        if model.sharded:
-            self._tell("gather", with_state=with_state)
-        weights, moments, reference = self._gather(with_state=with_state)
-        save_weights(model.policy, directory, weights)
-        if with_state:
-            write_tensors(moments, directory / OPTIMIZER_NAME)
-            write_state(self._state(), directory)
-            if reference:
-                write_tensors(reference, directory / REFERENCE_NAME)
-        (directory / PROBE_NAME).write_bytes(self._probe_now())
+        self._seen(with_state=with_state, own=False).save(directory)
+
+    def copy(self, *, with_state: bool = True) -> SavedState:
+        """What `save` would write now; training on does not change it."""
+        return self._seen(with_state=with_state, own=True)
 
     def manifest_fields(self) -> Mapping[str, Any]:
         """Manifest fields only the learner knows, of the present weights: right before as well as after `save`."""
@@ -273,16 +265,32 @@ class HfLearner:
             self._updater(reference=reference).score(record, range(len(rows)))
         return record
 
+    def _seen(self, *, with_state: bool, own: bool) -> SavedState:
+        """Everything of a checkpoint, in memory of its own or in the learner's."""
+        model = self._loaded()
+        if model.sharded:
+            self._tell("gather", with_state=with_state)
+        weights, moments, reference = self._gather(with_state=with_state, own=own)
+        return SavedState(
+            policy=model.policy,
+            weights=weights,
+            moments=moments,
+            reference=reference,
+            state=self._state() if with_state else None,
+            probe=self._probe_now(),
+        )
+
     def _gather(
-        self, *, with_state: bool
+        self, *, with_state: bool, own: bool = False
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Whole weights, moments, and the reference where it is not the one of its directory."""
         model = self._loaded()
-        weights = model.whole_tensors()
-        moments = optimizer_tensors(self._optimizer, model.parameters, model.whole) if with_state else {}
-        refreshed = self._reference is not None and self._reference_version != self._settings.reference_version
-        reference = self._reference.whole_tensors() if self._reference is not None and refreshed and with_state else {}
-        return weights, moments, reference
+        weights = model.whole_tensors(own=own)
+        whole = partial(model.whole, own=own)
+        moments = optimizer_tensors(self._optimizer, model.parameters, whole) if with_state else {}
+        reference = self._reference if self._reference_version != self._settings.reference_version else None
+        refreshed = reference.whole_tensors(own=own) if reference is not None and with_state else {}
+        return weights, moments, refreshed
 
     # ------------------------------------------------------------ small parts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from schemas.checkpoint import OPTIMIZER_NAME, TRAINER_STATE_NAME
+from infra.model import Policy, save_weights
+from schemas.checkpoint import OPTIMIZER_NAME, PROBE_NAME, TRAINER_STATE_NAME
 from schemas.errors import CheckpointInvalid
 
 REFERENCE_NAME = "reference.safetensors"
@@ -47,6 +49,31 @@ class TrainerState(BaseModel):
     def rng_digest(self) -> str:
         """sha256 hex over everything random."""
         return hashlib.sha256(f"{self.seed}/{self.training_step}/{self.torch_rng}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """Everything of a checkpoint. Whose memory the tensors are in decides whether training on may change them."""
+
+    policy: Policy
+    """for its static files"""
+    weights: Mapping[str, torch.Tensor]
+    moments: Mapping[str, torch.Tensor]
+    reference: Mapping[str, torch.Tensor]
+    """empty unless the reference was refreshed"""
+    state: TrainerState | None
+    """None: saved without optimizer and RNG state"""
+    probe: bytes
+
+    def save(self, directory: Path) -> None:
+        """Write it into an empty directory; nothing of the learner is asked or changed."""
+        save_weights(self.policy, directory, self.weights)
+        if self.state is not None:
+            write_tensors(self.moments, directory / OPTIMIZER_NAME)
+            write_state(self.state, directory)
+            if self.reference:
+                write_tensors(self.reference, directory / REFERENCE_NAME)
+        (directory / PROBE_NAME).write_bytes(self.probe)
 
 
 def torch_rng_text() -> str:

@@ -6,7 +6,7 @@ next_offset that is not listed was decided and is skipped when it is read again 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from schemas.ledger import PartitionProgress
 
@@ -39,6 +39,16 @@ class Progress:
         if offset not in self._undecided[partition]:
             raise AssertionError(f"trajectories[{partition}]@{offset} was decided twice")
         self._undecided[partition].remove(offset)
+
+    def step_over(self, partition: int, first: int, held: Collection[RecordKey]) -> int:
+        """Records below `first` are gone from the log and were never decided: forget them; how many offsets that is.
+
+        What is held of them is decided as if nothing had happened."""
+        gone = {offset for offset in self._undecided[partition] if offset < first and (partition, offset) not in held}
+        unread = max(0, first - self._next[partition])
+        self._undecided[partition] -= gone
+        self._next[partition] += unread
+        return len(gone) + unread
 
     def low_waters(self) -> dict[int, int]:
         """Per partition: where reading must begin again after a restart."""

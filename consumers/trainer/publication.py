@@ -1,12 +1,15 @@
 """Checkpoints of the trainer: written before the transaction that gives them a version number.
 
+`draft` looks at the learner, `save` only writes: a draft of a copy may be saved while training goes on.
 Directories carry an attempt id, so a zombie or a failed attempt never puts other bytes behind a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from consumers.trainer.batch import Learner
 from infra.ports import CheckpointStore, Clock
@@ -14,6 +17,20 @@ from schemas.checkpoint import Manifest
 from schemas.errors import CheckpointMissing, IllegalState
 from schemas.ids import RunId
 from schemas.policy_events import VersionPublished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A checkpoint that is not written yet, and the version it is to be."""
+
+    manifest: Manifest
+    write: Callable[[Path], None]
+    version: int
+    parent: int | None
+    depth: int
+    oldest_open_request: int
+    seconds: float
+    """to make the draft: probe, and the copy where it is one"""
 
 
 class Publication:
@@ -45,31 +62,63 @@ class Publication:
     ) -> VersionPublished:
         """Save the learner's weights and state; the event that will make them this version."""
         started_s = self._clock.monotonic_s()
-        attempt_id = self._new_attempt_id()
-        fields = dict(self._learner.manifest_fields())
+        published = self.save(
+            self.draft(
+                version=version,
+                parent=parent,
+                depth=depth,
+                oldest_open_request=oldest_open_request,
+                with_state=with_state,
+                copied=False,
+            )
+        )
+        self.last_publish_s = self._clock.monotonic_s() - started_s
+        return published
+
+    def draft(
+        self, *, version: int, parent: int | None, depth: int, oldest_open_request: int, with_state: bool, copied: bool
+    ) -> Draft:
+        """What the learner holds now, as this version; `copied`: to be saved while it trains on."""
+        started_s = self._clock.monotonic_s()
         manifest = Manifest(
             run=self._run,
-            attempt_id=attempt_id,
+            attempt_id=self._new_attempt_id(),
             parent=parent,
             has_state=with_state,
             code_revision=self._code_revision,
             config_digest=self._config_digest,
-            **fields,
+            **dict(self._learner.manifest_fields()),
         )
-        saved = self._store.save(attempt_id, partial(self._learner.save, with_state=with_state), manifest)
-        self.last_publish_s = self._clock.monotonic_s() - started_s
-        return VersionPublished(
-            run=self._run,
-            at_us=self._clock.now_us(),
+        if copied:
+            write = self._learner.copy(with_state=with_state).save
+        else:
+            write = partial(self._learner.save, with_state=with_state)
+        return Draft(
+            manifest=manifest,
+            write=write,
             version=version,
             parent=parent,
             depth=depth,
+            oldest_open_request=oldest_open_request,
+            seconds=self._clock.monotonic_s() - started_s,
+        )
+
+    def save(self, draft: Draft) -> VersionPublished:
+        """Write a draft; the event that will make it a version. A copied one on any thread."""
+        manifest = draft.manifest
+        saved = self._store.save(manifest.attempt_id, draft.write, manifest)
+        return VersionPublished(
+            run=self._run,
+            at_us=self._clock.now_us(),
+            version=draft.version,
+            parent=draft.parent,
+            depth=draft.depth,
             manifest_uri=saved.manifest_uri,
             manifest_sha256=saved.manifest_sha256,
             bytes=saved.bytes,
             optimizer_step=manifest.optimizer_step,
-            oldest_open_request=oldest_open_request,
-            has_state=with_state,
+            oldest_open_request=draft.oldest_open_request,
+            has_state=manifest.has_state,
         )
 
     def restore(self, learner: Learner, published: VersionPublished) -> None:

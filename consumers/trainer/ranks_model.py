@@ -101,11 +101,13 @@ class RankedModel:
 
     # ------------------------------------------------------------ whole tensors
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """The tensor with every rank's part, on the CPU. All ranks must ask."""
+    def whole(self, tensor: Tensor, *, own: bool = False) -> Tensor:
+        """The tensor with every rank's part, on the CPU. All ranks must ask.
+
+        `own`: in memory of its own, so that training on does not change it."""
         full_tensor = getattr(tensor, "full_tensor", None)
         whole: Tensor = tensor if full_tensor is None else full_tensor()
-        return whole.detach().contiguous().cpu()
+        return whole.detach().contiguous().to("cpu", copy=own)
 
     def place(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's part of a whole tensor, laid out as the parameter is."""
@@ -118,11 +120,11 @@ class RankedModel:
         # Every rank holds the whole tensor already: nothing is sent.
         return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
-    def whole_tensors(self) -> dict[str, Tensor]:
+    def whole_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
         """Every weight by name, tied ones once. All ranks must ask; all but rank 0 let go of each at once."""
         found = {}
         for name, tensor in self._tensors.items():
-            whole = self.whole(tensor)
+            whole = self.whole(tensor, own=own)
             if self._ranks.rank == 0:
                 found[name] = whole
         return found

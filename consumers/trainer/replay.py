@@ -101,10 +101,18 @@ class ReplayBuffer:
             if place in wanted:
                 entry.rows[place] = row
 
+    def forget_gone(self, partition: int, first: int) -> None:
+        """Records below `first` are gone from the log: groups that wait for one of them are never used again."""
+        gone = {key for key in self.missing() if key[0] == partition and key[1] < first}
+        for group_id, entry in list(self._entries.items()):
+            if not entry.is_here() and gone & {(row.partition, row.offset) for row in entry.group.rows}:
+                del self._entries[group_id]
+
     # ------------------------------------------------------------------ every step
 
-    def choose(self, fold: PolicyFold, base: int, admission: AdmissionRules) -> list[ReplayedGroup]:
-        """Groups to use again in the step that updates `base`: least used first, then the newest."""
+    def choose(self, fold: PolicyFold, base: int, admission: AdmissionRules, *, ahead: int = 0) -> list[ReplayedGroup]:
+        """Groups to use again in the step that updates `base` and the `ahead` steps made on it (`judge`): least used
+        first, then the newest."""
         if not self._rules.groups_per_step:
             return []
         ranked = sorted(
@@ -115,7 +123,7 @@ class ReplayBuffer:
         for entry in ranked:
             if len(chosen) == self._rules.groups_per_step:
                 break
-            rows = _fresh_rows(entry, fold, base, admission)
+            rows = _fresh_rows(entry, fold, base, admission, ahead)
             if rows is not None:
                 chosen.append(ReplayedGroup(group_id=entry.group.group_id, use_count=entry.group.uses + 1, rows=rows))
         return chosen
@@ -149,14 +157,14 @@ class ReplayBuffer:
 
 
 def _fresh_rows(
-    entry: _Entry, fold: PolicyFold, base: int, admission: AdmissionRules
+    entry: _Entry, fold: PolicyFold, base: int, admission: AdmissionRules, ahead: int
 ) -> tuple[ReplayedRow, ...] | None:
     """The rows in their order, or None when one of them may not be trained any more."""
     rows = []
     for saved in entry.group.rows:
         row = entry.rows[(saved.partition, saved.offset, saved.row)]
         assert row.trajectory is not None
-        verdict = judge(row.trajectory, fold, base, admission)
+        verdict = judge(row.trajectory, fold, base, admission, ahead=ahead)
         if verdict.admission is not Admission.ADMIT or verdict.policy_lag is None:
             return None
         key = (saved.partition, saved.offset)

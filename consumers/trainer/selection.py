@@ -83,14 +83,15 @@ def select(
     *,
     group_size: int,
     step_is_full: bool = False,
+    ahead: int = 0,
 ) -> Selection:
-    """Judge the candidates (in training order) against the weights `base`.
+    """Judge the candidates (in training order) against the weights `base` and the `ahead` steps made on it (`judge`).
 
     Args: step_is_full: the step takes what is left of its own groups, be it less than groups_per_step.
     """
     selection = Selection()
     ready: list[ReadyGroup] = []
-    depth = fold.versions[base].depth
+    depth = fold.versions[base].depth + ahead
     if step_is_full:
         buffers = [buffer for buffer in buffers if buffer.group.intended_step <= depth]
     candidates = buffers[: rules.groups_per_step] if rules.order == "issue" else buffers
@@ -109,7 +110,7 @@ def select(
         if selection.waiting_for:
             return selection
     for buffer in candidates:
-        outcome = judge_group(buffer, fold, base, rules, group_size=group_size)
+        outcome = judge_group(buffer, fold, base, rules, group_size=group_size, ahead=ahead)
         if isinstance(outcome, ReadyGroup):
             ready.append(outcome)
         elif isinstance(outcome, DoomedGroup):
@@ -126,7 +127,7 @@ def select(
 
 
 def judge_group(
-    buffer: GroupBuffer, fold: PolicyFold, base: int, rules: SelectionRules, *, group_size: int
+    buffer: GroupBuffer, fold: PolicyFold, base: int, rules: SelectionRules, *, group_size: int, ahead: int = 0
 ) -> ReadyGroup | DoomedGroup | None:
     """Ready, doomed, or None: not yet."""
     if buffer.winner is None:
@@ -137,7 +138,7 @@ def judge_group(
         return DoomedGroup(buffer=buffer, reason=Reason.INCOMPLETE, detail=detail)
     members = buffer.claims[buffer.winner].members
     judged = tuple(
-        JudgedMember(held=members[i], verdict=judge(members[i].trajectory, fold, base, rules.admission))
+        JudgedMember(held=members[i], verdict=judge(members[i].trajectory, fold, base, rules.admission, ahead=ahead))
         for i in sorted(members)
     )
     refused = [m.verdict for m in judged if m.verdict.admission is Admission.REFUSE]

@@ -2,36 +2,40 @@
 
     poll -> match to the open set -> assemble by claim -> judge -> batch -> train -> checkpoint -> transaction
 
-Training happens outside the transaction. Any doubt about a transaction: rebuild the writer, re-read the
-committed state, go on from there. The service never waits for a version to be live.
+Training happens outside the transaction; with an executor one step may be trained while the one before is published.
+Any doubt about a transaction: rebuild the writer, re-read the committed state, go on from there. The service never
+waits for a version to be live.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from consumers.trainer.branching import branch_origin
-from consumers.trainer.dead_letters import poisoned_group
 from consumers.trainer.deadlines import GroupDeadlines
 from consumers.trainer.desk import Desk
+from consumers.trainer.intake import Intake
 from consumers.trainer.pacing import requests_to_issue
+from consumers.trainer.publisher import ComputedStep, Publisher
 from consumers.trainer.recovery import CommittedState
 from consumers.trainer.requests import Head, Issued
-from consumers.trainer.selection import ReadyGroup, judge_group, select
+from consumers.trainer.selection import ReadyGroup, select
 from consumers.trainer.settings import TrainerPorts, TrainerSettings
-from consumers.trainer.transactor import Transactor, oldest_request
+from consumers.trainer.transactor import Transactor
 from infra.logs import event
 from infra.policy_follower import PolicyFollower
 from infra.ports import EventReader
-from schemas.errors import IllegalState, InvalidRecord, LogUnavailable, StepFailed, TransactionFailed
-from schemas.headers import DEAD_MESSAGE, header_text
+from schemas.errors import IllegalState, LogUnavailable, StepFailed, TransactionFailed
 from schemas.ledger import AnyLedgerControl, PartitionProgress, Position, Reason
 from schemas.policy_fold import PolicyFold
 from schemas.topics import TOPICS, TopicName, topic
-from schemas.trajectory_codec import decode_group
 
 log = logging.getLogger(__name__)
+
+# A transaction and the writing of a usual checkpoint; whoever stops us waits a little longer before it kills.
+_CLOSE_LIMIT_S = 15.0
 
 
 class Phase(StrEnum):
@@ -40,6 +44,17 @@ class Phase(StrEnum):
     RECOVERING = "recovering"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The weights in the learner, which the next step updates."""
+
+    head: Head
+    committed: int
+    """the newest version of the fold"""
+    ahead: int
+    """training steps from there to `head`: 0, or 1 while a publication is under way"""
 
 
 class TrainerService:
@@ -57,6 +72,12 @@ class TrainerService:
         self._ledger: EventReader | None = None
         self._desk: Desk | None = None
         self._deadlines = GroupDeadlines(settings.group_timeout_s)
+        self._intake = Intake(settings, ports, self._deadlines)
+        self._publisher = Publisher(settings, ports, self._transactor)
+        self._computed: ComputedStep | None = None
+        """trained on a version whose publication is under way; goes when that one is committed"""
+        self._learner_in_doubt = False
+        """a step failed, and what it was computed on is not committed yet"""
         self._recoveries = 0
         self._step_tries = 0
         self._last_published_s: float | None = None
@@ -90,7 +111,8 @@ class TrainerService:
             return True
 
     def close(self) -> None:
-        """Release what the service opened itself."""
+        """Let a publication that is under way come to its end; release what the service opened itself."""
+        self._publisher.close(_CLOSE_LIMIT_S)
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
@@ -101,9 +123,13 @@ class TrainerService:
         self.phase = Phase.RECOVERING
         self._reading = None
         self._desk = None
+        self._computed = None
+        self._learner_in_doubt = False
 
     def _recover(self) -> bool:
         if self._reading is None:
+            if not self._publisher.discard():
+                return False
             self._p.writer.init()  # fences a predecessor and ends its transaction before anything is read
             if self._ledger is not None:
                 self._ledger.close()
@@ -169,113 +195,74 @@ class TrainerService:
     def _run(self) -> bool:
         desk, fold = self._require_desk(), self._fold()
         assert self.follower is not None
-        worked = bool(self.follower.advance())
-        worked |= self._ingest(desk)
-        self._read_dead_letters(desk)
+        worked = self._take_published()
+        worked |= bool(self.follower.advance())
+        if self._computed is not None:
+            # A step ahead already: nothing else happens to the desk until the one before is committed and folded.
+            if self._publisher.head is not None or fold.read_up_to < self._transactor.policy_barrier:
+                return worked
+            self._publish(desk)
+            return True
+        worked |= self._intake.read(desk)
+        self._intake.read_dead_letters(desk)
         if fold.read_up_to < self._transactor.policy_barrier:
             return worked
-        self._expire(desk)
-        newest = self._newest()
-        full = self._step_is_full(desk, fold.versions[newest].depth)
-        head = Head(version=newest, depth=fold.versions[newest].depth, step_is_full=full)
+        if self._learner_in_doubt and not self._restore_learner():
+            return worked
+        return self._decide(desk, self._base()) or worked
+
+    def _decide(self, desk: Desk, base: Base) -> bool:
+        """Drop, ask, train, settle or end: whatever is due first. False when nothing is.
+
+        While a publication is under way nothing is committed; and nothing is trained before what would be asked for
+        first, so that batches are those of a run without overlap."""
+        fold, head, under_way = self._fold(), base.head, self._publisher.head is not None
+        self._intake.expire(desk, fold, base.committed, base.ahead)
+        head = replace(head, step_is_full=self._step_is_full(desk, head.depth))
         if head.depth >= self._s.requests.pacing.last_step:
-            return self._end_run(head)
+            return not under_way and self._end_run(head)
         if requests_to_issue(len(desk.assembler), head.depth, self._s.requests.pacing):
+            if under_way:
+                return False
             self._settle(desk, head, "requests")
             return True
-        size = self._s.requests.group_size
-        buffers = desk.assembler.buffers()
-        selection = select(buffers, fold, newest, self._s.selection, group_size=size, step_is_full=full)
+        if desk.gaps and not under_way:
+            self._settle(desk, head, "; ".join(desk.gaps))
+            return True
+        selection = select(
+            desk.assembler.buffers(),
+            fold,
+            base.committed,
+            self._s.selection,
+            group_size=self._s.requests.group_size,
+            step_is_full=head.step_is_full,
+            ahead=base.ahead,
+        )
         self.waiting_for = selection.waiting_for
         for doomed in selection.doomed:
             event(log, "group_dropped", group=doomed.buffer.group.group_id, reason=doomed.reason, detail=doomed.detail)
             desk.drop(doomed.buffer, doomed.reason, self._p.clock.now_us(), doomed.detail)
         self._refills += any(doomed.reason is Reason.ZERO_VARIANCE for doomed in selection.doomed)
         if selection.batch and not desk.replay.missing():
-            self._train(desk, selection.batch, newest)
+            self._train(desk, selection.batch, base)
             return True
-        if self._settle_is_due(desk):
+        if not under_way and self._settle_is_due(desk):
             self._settle(desk, head, "decisions")
             return True
-        return worked or bool(selection.doomed)
+        return bool(selection.doomed)
+
+    def _base(self) -> Base:
+        """The weights in the learner: those under way, or the newest committed ones."""
+        fold, newest = self._fold(), self._newest()
+        committed = Head(version=newest, depth=fold.versions[newest].depth)
+        head = self._publisher.head or committed
+        # The fold may be quicker than the publication's own thread and know the version already.
+        return Base(head=head, committed=newest, ahead=head.depth - committed.depth)
 
     def _step_is_full(self, desk: Desk, depth: int) -> bool:
         """Its zero-variance groups were replaced often enough: it takes what is left, if anything is."""
         left = any(group.intended_step <= depth for group in desk.assembler.open_groups())
         return self._refills > self._s.refill_rounds and left
-
-    def _ingest(self, desk: Desk) -> bool:
-        """Read what has arrived. Only groups of the open set are held, so this is bounded by pacing."""
-        if len(desk.decisions) >= self._s.max_pending_decisions:
-            return False
-        records = self._p.trajectories.poll(self._s.poll_records)
-        for record in records:
-            key = (record.partition, record.offset)
-            decided = desk.progress.is_decided(key)
-            if decided and key not in desk.replay.missing():
-                continue
-            try:
-                rows = decode_group(record.value, record.headers, self._s.limits)
-            except InvalidRecord as error:
-                event(
-                    log,
-                    "poison_record",
-                    level=logging.WARNING,
-                    partition=record.partition,
-                    offset=record.offset,
-                    reason=str(error),
-                )
-                desk.take_poison(record, error, self._p.clock.now_us())
-            else:
-                if decided:
-                    desk.replay.restore(key, rows)
-                else:
-                    desk.take_rows(key, rows, self._p.clock.now_us())
-        return bool(records)
-
-    def _read_dead_letters(self, desk: Desk) -> None:
-        """A worker found a request in the last words of dead workers: its group is decided `poison_prompt`."""
-        for record in self._p.deadletters.poll(self._s.poll_records):
-            group_id = poisoned_group(record, self._s.run)
-            for buffer in desk.assembler.buffers():
-                if buffer.group.group_id == group_id:
-                    detail = (header_text(record.headers, DEAD_MESSAGE) or "")[:500]
-                    event(log, "poison_prompt", level=logging.WARNING, group=group_id, detail=detail)
-                    desk.drop(buffer, Reason.POISON_PROMPT, self._p.clock.now_us(), detail)
-
-    def _expire(self, desk: Desk) -> None:
-        """Close groups whose time is up, once everything that was in the log by then has been read."""
-        expired = self._deadlines.expired(
-            (group.group_id for group in desk.assembler.open_groups()),
-            self._p.clock.monotonic_s(),
-            self._p.trajectories,
-        )
-        for buffer in desk.assembler.buffers():
-            if buffer.group.group_id in expired:
-                here = sum(1 for held in buffer.rows() if held.row.trajectory is not None)
-                size = self._s.requests.group_size
-                if buffer.winner is not None:
-                    if (
-                        judge_group(buffer, self._fold(), self._newest(), self._s.selection, group_size=size)
-                        is not None
-                    ):
-                        # It is in, and waits for others: ask again after another time-out, not at every step.
-                        self._deadlines.add([buffer.group.group_id], self._p.clock.monotonic_s())
-                        continue
-                    reason, detail = Reason.UNPROVEN, "complete, but its proofs never appeared in policy"
-                elif here:
-                    reason, detail = Reason.INCOMPLETE, f"{here}/{size} members after {self._s.group_timeout_s:g} s"
-                else:
-                    reason, detail = Reason.LOST, f"no row after {self._s.group_timeout_s:g} s"
-                event(
-                    log,
-                    "group_expired",
-                    level=logging.WARNING,
-                    group=buffer.group.group_id,
-                    reason=reason,
-                    detail=detail,
-                )
-                desk.drop(buffer, reason, self._p.clock.now_us(), detail)
 
     def _settle_is_due(self, desk: Desk) -> bool:
         now_s = self._p.clock.monotonic_s()
@@ -289,60 +276,58 @@ class TrainerService:
 
     # ------------------------------------------------------------------ transactions
 
-    def _train(self, desk: Desk, groups: list[ReadyGroup], version_in: int) -> None:
-        fold, clock = self._fold(), self._p.clock
-        depth = fold.versions[version_in].depth
-        replayed = desk.replay.choose(fold, version_in, self._s.selection.admission)
+    def _train(self, desk: Desk, groups: list[ReadyGroup], base: Base) -> None:
+        """Compute a step. It is published at once, or when the publication before it is over."""
+        fold, head = self._fold(), base.head
+        replayed = desk.replay.choose(fold, base.committed, self._s.selection.admission, ahead=base.ahead)
         try:
-            prepared = self._p.step_maker.prepare(groups, replayed, version_in=version_in, depth_in=depth)
+            prepared = self._p.step_maker.prepare(groups, replayed, version_in=head.version, depth_in=head.depth)
             outcome = self._p.step_maker.train(self._p.learner, prepared)
         except StepFailed as failure:
-            self._step_failed(desk, groups, version_in, failure)
+            self._step_failed(desk, groups, failure)
             return
         self._step_tries = 0
-        now_us = clock.now_us()
-        for group in groups:
-            group_id = group.buffer.group.group_id
-            desk.finish(group, prepared.advantages[group_id], prepared.weights[group_id], now_us)
-            desk.remember(group, prepared.advantages[group_id], depth)
-        desk.replayed(replayed, self._p.step_maker.age_weights.weight, now_us)
-        desk.replay.expire(depth)
-        self._refills = 0
-        issued = self._transactor.issue(desk, fold, Head(version=version_in + 1, depth=depth + 1, parent=version_in))
-        published = self._p.publication.publish(
-            version=version_in + 1,
-            parent=version_in,
-            depth=depth + 1,
-            oldest_open_request=oldest_request(desk, issued),
-            with_state=(depth + 1) % self._s.state_every == 0 or depth + 1 >= self._s.requests.pacing.last_step,
-        )
-        desk.adopt(issued)
-        control = self._p.step_maker.completed(
-            prepared,
-            outcome,
-            desk.decisions,
-            run=self._s.run,
-            position=desk.position(),
-            policy_read_up_to=fold.read_up_to,
-            config_digest=self._s.config_digest,
-            code_revision=self._s.code_revision,
-            publish_s=self._p.publication.last_publish_s,
-        )
-        scores = prepared.scores_by_group(outcome)
-        self._transactor.step(desk, fold, control, issued, published, scores)
-        self._wrote(issued)
-        event(log, "version_published", policy_version=version_in + 1, trajectories=len(prepared.batch.rows))
+        self._computed = ComputedStep(groups=groups, replayed=replayed, prepared=prepared, outcome=outcome)
+        if self._publisher.head is None:
+            self._publish(desk)
 
-    def _step_failed(self, desk: Desk, groups: list[ReadyGroup], version: int, failure: StepFailed) -> None:
+    def _publish(self, desk: Desk) -> None:
+        """The computed step leaves the desk; its parent is committed and folded."""
+        computed, self._computed = self._computed, None
+        assert computed is not None
+        self._refills = 0
+        self._publisher.publish(desk, self._fold(), computed)
+        self._take_published()
+
+    def _take_published(self) -> bool:
+        """A step that is committed by now: what it asked for is open, what it said must be folded."""
+        published = self._publisher.take()
+        if published is None:
+            return False
+        self._transactor.policy_barrier = published.policy_barrier
+        self._wrote(published.issued)
+        event(log, "version_published", policy_version=published.head.version, trajectories=published.trajectories)
+        return True
+
+    def _step_failed(self, desk: Desk, groups: list[ReadyGroup], failure: StepFailed) -> None:
         """Try again with the same input a few times; then the groups are decided `step_failed`."""
         self._step_tries += 1
         event(log, "step_failed", level=logging.WARNING, tries=self._step_tries, reason=str(failure))
-        self._p.publication.restore(self._p.learner, self._fold().versions[version].event)
+        self._learner_in_doubt = True
+        self._restore_learner()
         if self._step_tries < self._s.step_tries:
             return
         self._step_tries = 0
         for group in groups:
             desk.drop(group.buffer, Reason.STEP_FAILED, self._p.clock.now_us(), str(failure)[:200])
+
+    def _restore_learner(self) -> bool:
+        """After a failed step; a version that is still under way can be fetched only when it is committed."""
+        if self._publisher.head is not None or self._fold().read_up_to < self._transactor.policy_barrier:
+            return False
+        self._p.publication.restore(self._p.learner, self._fold().versions[self._newest()].event)
+        self._learner_in_doubt = False
+        return True
 
     def _settle(self, desk: Desk, head: Head, why: str) -> None:
         self._wrote(self._transactor.settle(desk, self._fold(), head, why))

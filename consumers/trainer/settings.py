@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from consumers.trainer.batch import Learner
@@ -45,6 +46,8 @@ class TrainerSettings:
     recoveries_in_row: int = 10
     last_switch_wait_s: float = 10.0
     """the run ends once its last version is live, or this long after it was published"""
+    publication_limit_s: float = 600.0
+    """a publication behind the compute that takes longer means a store that hangs: the trainer stops"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,3 +65,5 @@ class TrainerPorts:
     step_maker: StepMaker
     prompts: PromptSource
     clock: Clock
+    executor: Executor | None = None
+    """one thread, for publications behind the compute; None: a step is published before the next one begins"""

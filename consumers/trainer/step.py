@@ -166,8 +166,12 @@ class StepMaker:
         config_digest: str,
         code_revision: str,
         publish_s: float,
+        behind_s: float | None = None,
     ) -> StepCompleted:
-        """The record of this step. Non-finite metrics are named, never written as numbers."""
+        """The record of this step. Non-finite metrics are named, never written as numbers.
+
+        Args: publish_s: seconds that publishing held the compute up; behind_s: seconds that the publication before ran
+        behind it, None where it did not."""
         now_s = self._clock.monotonic_s()
         now_us = self._clock.now_us()
         whole_s, self._last_end_s = now_s - self._last_end_s, now_s
@@ -183,6 +187,8 @@ class StepMaker:
         metrics["skipped_step"] = float(outcome.skipped)
         busy_s = prepared.batch_s + self._train_s + publish_s
         metrics["trainer/idle_fraction"] = max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else 0.0
+        if behind_s is not None:
+            metrics["trainer/publication_behind_seconds"] = behind_s
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         return StepCompleted(
             run=run,

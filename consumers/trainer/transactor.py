@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from consumers.trainer.desk import Desk
 from consumers.trainer.requests import Head, Issued, issue
@@ -14,8 +15,16 @@ from schemas.policy_fold import PolicyFold
 from schemas.topics import TopicName, topic
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """A transaction, complete or but for its version, and the offsets that go with it. Nobody changes it any more."""
+
+    transaction: Transaction
+    offsets: Mapping[tuple[str, int], int]
+
+
 class Transactor:
-    """Each method builds one transaction from the desk, commits it, and clears what it wrote from the desk.
+    """Each method takes one transaction off the desk and commits it; `hand_over` and `publish` are the two halves.
 
     Raises what TransactionalWriter.commit raises; the desk is then to be thrown away."""
 
@@ -89,19 +98,19 @@ class Transactor:
         self._write(desk, self._settled(desk, fold, why), head.version, issued, ())
         return issued
 
-    def step(
-        self,
-        desk: Desk,
-        fold: PolicyFold,
-        control: StepCompleted,
-        issued: Issued,
-        published: VersionPublished,
-        scores: Sequence[GroupScores],
-    ) -> None:
-        """A version, the decisions it stands on, and the next requests. `issued` is adopted already."""
-        self._write(
-            desk, control, control.version_out, issued, (published,), scores=scores, version_in=control.version_in
-        )
+    def hand_over(
+        self, desk: Desk, control: StepCompleted, issued: Issued, scores: Sequence[GroupScores]
+    ) -> HandedOver:
+        """The decisions a version stands on and the next requests, off the desk: all of its transaction but the version
+        itself. What the desk decides from now on belongs to the next one. `issued` is adopted already."""
+        return self._take(desk, control, control.version_out, issued, (), scores=scores, version_in=control.version_in)
+
+    def publish(self, handed_over: HandedOver, published: VersionPublished) -> int:
+        """Commit it with its version; where policy must be folded up to before anything is decided that needs it.
+
+        Touches neither the desk nor this object, so it may run on another thread while no other commit does."""
+        transaction = replace(handed_over.transaction, policy=(published,))
+        return self._commit(HandedOver(transaction=transaction, offsets=handed_over.offsets))
 
     def end(self, desk: Desk, fold: PolicyFold, newest: int) -> None:
         """The closing transaction."""
@@ -142,10 +151,22 @@ class Transactor:
         version_key: int,
         issued: Issued | None,
         policy: tuple[AnyPolicyEvent, ...],
+    ) -> None:
+        end = self._commit(self._take(desk, control, version_key, issued, policy))
+        if policy:  # written last
+            self.policy_barrier = end
+
+    def _take(
+        self,
+        desk: Desk,
+        control: AnyLedgerControl,
+        version_key: int,
+        issued: Issued | None,
+        policy: tuple[AnyPolicyEvent, ...],
         *,
         scores: Sequence[GroupScores] = (),
         version_in: int = 0,
-    ) -> None:
+    ) -> HandedOver:
         transaction = Transaction(
             run=self._s.run,
             control=control,
@@ -158,10 +179,13 @@ class Transactor:
             policy=policy,
         )
         offsets = {(self._trajectories, partition): offset for partition, offset in desk.low_waters().items()}
-        placed = self._p.writer.commit(transaction.messages(), group=f"{self._s.run}-trainer", offsets=offsets)
-        if policy:
-            self.policy_barrier = placed[-1].offset + 1
-        desk.written()
+        desk.taken()
+        return HandedOver(transaction=transaction, offsets=offsets)
+
+    def _commit(self, handed_over: HandedOver) -> int:
+        messages = handed_over.transaction.messages()
+        placed = self._p.writer.commit(messages, group=f"{self._s.run}-trainer", offsets=handed_over.offsets)
+        return placed[-1].offset + 1
 
 
 def oldest_request(desk: Desk, issued: Issued) -> int:

@@ -1,4 +1,4 @@
-"""Public failure cases about what outlives a process or a policy of the broker: C56, C70, C105."""
+"""Public failure cases about what outlives a process or a policy of the broker: C56, C64, C70, C105."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from infra.checkpoint_store import FsspecCheckpointStore
 from infra.ports import Message
 from schemas.errors import CheckpointMissing
-from tests.cases.trainer_rig import TrainerRig
+from schemas.ledger import Settled
+from tests.cases.trainer_rig import TRAJECTORIES, TrainerRig
 from tests.contract.test_checkpoint_store_contract import manifest_for, write_checkpoint
 from tests.fakes.memory_log import Crash
 from tests.fakes.tiny_policy import TinyLearner
@@ -107,3 +108,35 @@ def test_c105_there_is_no_latest_pointer_and_a_reader_never_meets_half_a_checkpo
 
     assert len(published) == TRIES // 4
     assert len(reader.attempts()) == TRIES // 2
+
+
+def test_c64_a_trainer_behind_the_retained_log_goes_on_at_its_start_and_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C64: the trainer was away; retention removed records that it had not decided, one of them half of a group it
+    waits for. It goes on at the first that is left, the group is asked for again, and nothing is decided twice."""
+    rig = TrainerRig(tmp_path, groups_per_step=1, run_ahead=1, versions=2).begin()
+    rows = rig.rows(rig.requests()[0], [1, 0, 0, 1])
+    rig.send(rows[:2], partition=0)
+    rig.step()
+    for _ in range(3):
+        lost = rig.send(
+            rig.rows(rig.requests()[0], [1, 0, 0, 1], key=("g9", "i9"), segments=[(0, 2, 10**6)]), partition=0
+        )
+    kept = rig.send(rig.rows(rig.requests()[1], [1, 0, 0, 1]), partition=0)
+    rig.log.drop_before(TRAJECTORIES, 0, kept.offset)
+    rig.restart()
+    for _ in range(3):
+        rig.wait(21)
+    retry = next(request for request in rig.requests() if request.attempt == 1)
+    rig.send(rig.rows(retry, [1, 0, 0, 1]))
+    rig.step(12)
+
+    assert lost.offset == kept.offset - 1
+    assert [step.version_out for step in rig.steps()] == [1, 2]
+    assert [
+        control.reason for control in rig.controls() if isinstance(control, Settled) and "lost to" in control.reason
+    ] == [f"{kept.offset} offsets of {TRAJECTORIES}[0] below {kept.offset} lost to retention"]
+    trained = [name for name, decision, _ in rig.told() if decision == "trained"]
+    assert trained == [retry.group_id, "sim/p000001/e0/a0"]
+    assert "range_lost" in {record.message for record in caplog.records}

@@ -26,18 +26,20 @@ __all__ = ["KINDS", "Fault", "FaultyWorld", "Kind", "faults_of", "plan_of", "sim
 Kind = Literal[
     "away", "deferred", "freeze", "cut", "cut_service", "torn_before", "torn_after", "wrong_weights", "late_files",
     "torn_files", "second_trainer", "second_coordinator", "poison_records", "echo", "hostile_rows", "compaction",
+    "stale_prefixes",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = (
     "away", "deferred", "freeze", "cut", "cut_service", "torn_before", "torn_after", "wrong_weights", "late_files",
     "torn_files", "second_trainer", "second_coordinator", "poison_records", "echo", "hostile_rows", "compaction",
+    "stale_prefixes",
 )  # fmt: skip
 FAULTS_A_RUN = 4
 # Longer than the lease of 6 s: the worker is expired while it lives.
 _LONG_S = (8.0, 14.0)
 _LONG = ("freeze", "cut")
 _OTHERS_S = (0.5, 5.0)
-_ENGINE: dict[str, Literal["before", "after", "silent"]] = {
-    "torn_before": "before", "torn_after": "after", "wrong_weights": "silent",
+_ENGINE: dict[str, Literal["before", "after", "silent", "stale"]] = {
+    "torn_before": "before", "torn_after": "after", "wrong_weights": "silent", "stale_prefixes": "stale",
 }  # fmt: skip
 _FILES: dict[str, Trouble] = {"late_files": "late", "torn_files": "torn"}
 _ONCE: dict[str, Callable[[World, random.Random], None]] = {

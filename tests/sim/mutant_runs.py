@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from consumers.trainer.replay import ReplayRules
+from tests.sim import mutants_overlap as overlap
 from tests.sim import mutants_switch as switch
 from tests.sim import mutants_trainer as trainer
 from tests.sim.faults import KINDS, FaultyWorld, Kind, faults_of
@@ -49,7 +50,11 @@ DIES_AFTER_ITS_ACK: Changes = {
     "slow_share": 0.7, "restart_s": (0.05, 0.2),
 }  # fmt: skip
 QUICK: Changes = {"polls_per_group": 1, "straggler_share": 0.0, "slow_share": 0.0, "groups_per_step": 1}
+OVERLAPS: Changes = {"overlap": True, "max_lag": 2, "run_ahead": 1, "versions": 7, "hold_for_in_flight": False}
 POISONOUS: Changes = {**CALM, "poison_prompt": 0, "generators": 2, "versions": 4, "filter_zero_variance": False}
+CACHED: Changes = {**CALM, "prefix_cache": True, "versions": 7, "prompts": 3}
+LONGER: Changes = {**CALM, "versions": 40, "skew_s": 0.0}
+"""than the grace time of unnamed directories"""
 NONE: tuple[Kind, ...] = ()
 
 
@@ -73,7 +78,7 @@ class Mutant:
 
     def plan(self, seed: int) -> Plan:
         """The plan of one seed."""
-        return replace(plan_of(seed), limit_s=150.0, **{"then_branch_from": None, **self.changes})
+        return replace(plan_of(seed), limit_s=150.0, **{"then_branch_from": None, "overlap": False, **self.changes})
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -113,6 +118,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(plant=trainer.a_step_is_computed_on_weights_that_were_not_put_back, breaks="G5", within=8,
            changes=TRAINER_DIES, lost_acks=0.02),
     Mutant(plant=trainer.a_second_trainer_is_not_fenced, breaks="G", within=4, changes=CALM, kinds=("second_trainer",)),
+    # publications behind the compute
+    Mutant(plant=overlap.the_weights_are_not_copied, breaks="G", within=8, changes={**OVERLAPS, **CALM}),
+    Mutant(plant=overlap.decisions_made_meanwhile_are_taken_for_committed, breaks="G1", within=4,
+           changes={**OVERLAPS, **CALM}, kinds=("echo", "poison_records")),
+    Mutant(plant=overlap.the_position_is_that_of_the_commit, breaks="G1", within=6,
+           changes={**TRAINER_DIES, **OVERLAPS}, kinds=("echo", "poison_records")),
+    Mutant(plant=overlap.lag_is_counted_to_the_committed_version, breaks="G2", within=8, changes={**OVERLAPS, **CALM}),
+    Mutant(plant=overlap.a_failed_publication_is_not_noticed, breaks="", within=8,
+           changes={**OVERLAPS, **CALM}, lost_acks=0.02),
+    Mutant(plant=overlap.a_second_publication_begins_over_the_first, breaks="", within=8,
+           changes={**OVERLAPS, **CALM}),
+    Mutant(plant=overlap.the_step_ahead_outlives_a_failed_publication, breaks="", within=8,
+           changes={**OVERLAPS, **CALM}, lost_acks=0.02),
+    Mutant(plant=overlap.a_settle_overtakes_the_publication, breaks="G", within=4,
+           changes={**OVERLAPS, **CALM}, kinds=("echo", "poison_records")),
     # the switch
     Mutant(plant=trainer.a_second_coordinator_is_not_fenced, breaks="G4", within=6, changes=CALM,
            kinds=("second_coordinator",)),
@@ -121,6 +141,10 @@ MUTANTS: tuple[Mutant, ...] = (
            changes=DIES_AFTER_ITS_ACK, kinds=NONE),
     Mutant(plant=switch.a_worker_acks_before_it_loads, breaks="G3", within=1, changes=CALM),
     Mutant(plant=switch.the_probe_is_not_compared, breaks="G3", within=6, kinds=("wrong_weights",)),
+    Mutant(plant=switch.generated_tokens_are_not_probed, breaks="G3", within=6, changes=CACHED,
+           kinds=("stale_prefixes",)),
+    Mutant(plant=switch.the_probe_meets_a_cold_cache, breaks="G3", within=6, changes=CACHED, kinds=("stale_prefixes",)),
+    Mutant(plant=switch.the_prefix_cache_is_not_emptied, breaks="liveness", within=2, changes=CACHED, kinds=NONE),
     Mutant(plant=switch.the_version_before_is_fetched, breaks="G3", within=2, changes=CALM),
     Mutant(plant=switch.a_worker_serves_with_weights_in_doubt, breaks="stopped", within=6,
            changes=CALM, kinds=("torn_after",)),
@@ -153,6 +177,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(plant=switch.a_version_that_is_still_needed_is_retired, breaks="liveness", within=2, changes={"keep": 2}),
     Mutant(plant=switch.a_shared_checkpoint_is_deleted, breaks="", within=10,
            changes={**BRANCHES, "keep": 2, "then_branch_from": 4}),
+    # collecting garbage
+    Mutant(plant=switch.garbage_is_whatever_is_not_live, breaks="", within=4, changes={**LONGER, "keep": "all"}),
 )  # fmt: skip
 
 

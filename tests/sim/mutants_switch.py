@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from consumers import coordinator, switching
+from consumers import coordinator, garbage, switching
 from consumers.trainer import publication, transactor
 from infra import checkpoint_local
 from infra.policy_follower import PolicyFollower
@@ -44,7 +44,7 @@ def the_ack_of_an_old_incarnation_counts(patch: Patch) -> None:
 def a_worker_acks_before_it_loads(patch: Patch) -> None:
     """It takes over the new number and keeps the old weights, as a weight update that answered 200 and did nothing."""
 
-    def pretend(engine: Any, directory: Path, version: int, held: int | None) -> probing.ProbeResult:
+    def pretend(engine: Any, directory: Path, version: int, *others: Any) -> probing.ProbeResult:
         if engine._weights is None:
             engine.load(directory, version)
         engine._version = version
@@ -56,6 +56,30 @@ def a_worker_acks_before_it_loads(patch: Patch) -> None:
 def the_probe_is_not_compared(patch: Patch) -> None:
     """An engine that loaded something else passes."""
     patch.setattr(probing, "_difference", lambda engine, probe: 0.0)
+
+
+def generated_tokens_are_not_probed(patch: Patch) -> None:
+    """Nobody generates behind a cached prefix before the ack: keys and values of the old weights go on answering."""
+    patch.setattr(probing.GeneratedProbe, "after_load", lambda self, engine, probe: None)
+
+
+def the_probe_meets_a_cold_cache(patch: Patch) -> None:
+    """The second probe generates behind prefixes that nothing was cached for."""
+    patch.setattr(probing.GeneratedProbe, "before_load", lambda self, engine, probe: None)
+
+
+def the_prefix_cache_is_not_emptied(patch: Patch) -> None:
+    """No load ever empties it: the second probe keeps such an engine from serving any second version."""
+    from tests.fakes.tiny_policy import TinyEngine
+
+    load = TinyEngine.load
+
+    def keep(self: TinyEngine, directory: Path, version: int) -> None:
+        cached = dict(self._cached)
+        load(self, directory, version)
+        self._cached.update(cached)
+
+    patch.setattr(TinyEngine, "load", keep)
 
 
 def the_version_before_is_fetched(patch: Patch) -> None:
@@ -199,23 +223,24 @@ def checkpoints_are_named_by_version(patch: Patch) -> None:
 
 def a_version_is_published_before_its_checkpoint_is_renamed(patch: Patch) -> None:
     waiting: list[tuple[Path, Path]] = []
-    write = transactor.Transactor._write
+    commit = transactor.Transactor._commit
 
     def later(self: Any, staging: Path, address: Any) -> None:
         waiting[:] = [(staging, self._directory(address))]
 
-    def then_rename(self: Any, *args: Any, **options: Any) -> None:
+    def then_rename(self: Any, handed_over: Any) -> int:
         try:
-            write(self, *args, **options)
+            end = commit(self, handed_over)
         except BaseException:
             waiting.clear()  # the process is gone, or begins anew: nobody renames it any more
             raise
         for staging, target in waiting:
             os.rename(staging, target)
         waiting.clear()
+        return end
 
     patch.setattr(checkpoint_local.LocalTree, "publish", later)
-    patch.setattr(transactor.Transactor, "_write", then_rename)
+    patch.setattr(transactor.Transactor, "_commit", then_rename)
 
 
 def files_are_not_verified(patch: Patch) -> None:
@@ -250,3 +275,11 @@ def a_version_that_is_still_needed_is_retired(patch: Patch) -> None:
 def a_shared_checkpoint_is_deleted(patch: Patch) -> None:
     """A branch start stands on its parent's directory; retiring the parent removes it."""
     patch.setattr(coordinator, "_is_shared", lambda fold, version: False)
+
+
+def garbage_is_whatever_is_not_live(patch: Patch) -> None:
+    """A directory that an event names is collected: a version between publication and switch, or a kept one."""
+    live = [VersionStatus.LIVE]
+    patch.setattr(
+        garbage, "kept_uris", lambda fold: {s.event.manifest_uri for s in fold.versions.values() if s.status in live}
+    )

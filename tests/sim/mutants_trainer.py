@@ -15,6 +15,7 @@ from consumers.trainer import (
     deadlines,
     desk,
     grouping,
+    intake,
     pacing,
     positions,
     publication,
@@ -35,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 def the_version_is_committed_before_it_is_trained(patch: Patch) -> None:
     """The checkpoint is saved from the weights before the step; the step is applied after the commit."""
-    train, write = step.StepMaker.train, transactor.Transactor.step
+    train, write = step.StepMaker.train, transactor.Transactor.publish
 
     def too_late(self: Any, learner: Any, prepared: Any) -> Any:
         before = learner.weights
@@ -43,43 +44,43 @@ def the_version_is_committed_before_it_is_trained(patch: Patch) -> None:
         learner.trained, learner.weights = learner.weights, before
         return outcome
 
-    def then_train(self: Any, *args: Any) -> None:
-        write(self, *args)
+    def then_train(self: Any, *args: Any) -> int:
+        barrier = write(self, *args)
         self._p.learner.weights = self._p.learner.trained
+        return barrier
 
     patch.setattr(step.StepMaker, "train", too_late)
-    patch.setattr(transactor.Transactor, "step", then_train)
+    patch.setattr(transactor.Transactor, "publish", then_train)
 
 
 def lag_is_judged_on_arrival(patch: Patch) -> None:
     """The verdict of the moment a group came stands until it is trained."""
     arrived: dict[str, Verdict] = {}
-    judge, ingest = selection.judge, service.TrainerService._ingest
+    judge, decide = selection.judge, service.TrainerService._decide
 
-    def remember(self: Any, at: Any) -> bool:
-        read = ingest(self, at)
+    def remember(self: Any, at: Any, base: Any) -> bool:
         for buffer in at.assembler.buffers():
             for held in buffer.rows():
                 if held.row.trajectory is not None:
                     rules = self._s.selection.admission
-                    verdict = judge(held.row.trajectory, self._fold(), self._newest(), rules)
+                    verdict = judge(held.row.trajectory, self._fold(), base.committed, rules, ahead=base.ahead)
                     if verdict.admission is Admission.ADMIT:
                         arrived.setdefault(f"{held.row.claim_id}/{held.row.trajectory_id}", verdict)
-        return read
+        return decide(self, at, base)
 
-    def recall(trajectory: Any, *args: Any) -> Verdict:
+    def recall(trajectory: Any, *args: Any, ahead: int) -> Verdict:
         found = arrived.get(f"{trajectory.claim_id}/{trajectory.trajectory_id}")
-        return found or judge(trajectory, *args)
+        return found or judge(trajectory, *args, ahead=ahead)
 
-    patch.setattr(service.TrainerService, "_ingest", remember)
+    patch.setattr(service.TrainerService, "_decide", remember)
     patch.setattr(selection, "judge", recall)
 
 
 def the_lag_limit_is_ignored(patch: Patch) -> None:
     judge = selection.judge
 
-    def lax(trajectory: Any, fold: Any, base: int, rules: AdmissionRules) -> Verdict:
-        return judge(trajectory, fold, base, replace(rules, max_lag=10**6))
+    def lax(trajectory: Any, fold: Any, base: int, rules: AdmissionRules, *, ahead: int) -> Verdict:
+        return judge(trajectory, fold, base, replace(rules, max_lag=10**6), ahead=ahead)
 
     patch.setattr(selection, "judge", lax)
 
@@ -223,8 +224,8 @@ def members_are_trained_as_they_come(patch: Patch) -> None:
     """A group counts as complete with its first member; the late ones are left behind."""
     judge_group = selection.judge_group
 
-    def alone(buffer: Any, fold: Any, base: int, rules: Any, *, group_size: int) -> Any:
-        return judge_group(buffer, fold, base, replace(rules, min_group=1), group_size=group_size)
+    def alone(buffer: Any, fold: Any, base: int, rules: Any, **more: int) -> Any:
+        return judge_group(buffer, fold, base, replace(rules, min_group=1), **more)
 
     patch.setattr(grouping.Claim, "is_complete", lambda self, group_size: bool(self.members) and not self.broken)
     patch.setattr(selection, "judge_group", alone)
@@ -272,17 +273,17 @@ def dead_letters_are_lost(patch: Patch) -> None:
 
 def given_up_prompts_are_ignored(patch: Patch) -> None:
     """The trainer does not read what workers say of prompts that kill them."""
-    patch.setattr(service, "poisoned_group", lambda record, run: None)
+    patch.setattr(intake, "poisoned_group", lambda record, run: None)
 
 
 def replay_goes_beyond_max_use(patch: Patch) -> None:
     choose, expire = replay.ReplayBuffer.choose, replay.ReplayBuffer.expire
 
     def lax(method: Any) -> Any:
-        def call(self: replay.ReplayBuffer, *args: Any) -> Any:
+        def call(self: replay.ReplayBuffer, *args: Any, **named: Any) -> Any:
             rules, self._rules = self._rules, replace(self._rules, max_use=99)
             try:
-                return method(self, *args)
+                return method(self, *args, **named)
             finally:
                 self._rules = rules
 

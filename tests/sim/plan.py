@@ -10,6 +10,7 @@ from consumers.trainer.branching import BranchWish
 from consumers.trainer.replay import ReplayRules
 
 EVERYBODY = ("trainer", "coordinator", "g")
+_OVERLAP_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,10 @@ class Plan:
     """index of a prompt that kills every worker that generates it"""
     prompts: int = 7
     drain_timeout_s: float = 2.0
+    overlap: bool = False
+    """versions are published while the next step computes"""
+    prefix_cache: bool = False
+    """engines keep keys and values of prompts beyond a request"""
 
     @property
     def barrier(self) -> bool:
@@ -110,4 +115,5 @@ def plan_of(seed: int, crash_probability: float | None = None) -> Plan:
         plan = replace(plan, poison_prompt=rng.randrange(plan.prompts))
     if rng.random() < 0.06:
         plan = replace(plan, then_branch_from=rng.randrange(plan.versions))
-    return plan
+    overlap = random.Random(f"overlap/{seed}").random() < _OVERLAP_SHARE
+    return replace(plan, prefix_cache=rng.random() < 0.5, overlap=overlap)

@@ -30,7 +30,18 @@ def check_promises(world: World) -> list[str]:
     reading = read(world)
     problems = _void_decisions(world, reading) + _whole_groups(world, reading)
     problems += _closed_unread(world, reading) + _end_unread(world, reading)
+    problems += _called_damaged(world)
     return problems + _expired_alive(world, reading) + _dead_letters_obeyed(world, reading)
+
+
+def _called_damaged(world: World) -> list[str]:
+    """Nothing damages the log here: whoever says so has read two moments of it as one."""
+    return [
+        f"G5: {process.name} took the log for damaged: {death}"
+        for process in world.processes
+        for death in process.deaths
+        if death.startswith("IllegalState")
+    ]
 
 
 def _void_decisions(world: World, reading: Reading) -> list[str]:

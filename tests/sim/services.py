@@ -33,6 +33,8 @@ RUN = RunId("sim")
 LEASE_S = 6.0
 SWITCH_DEADLINE_S = 8.0
 LAST_SWITCH_WAIT_S = 10.0
+GARBAGE_GRACE_S = 2.0
+"""a checkpoint is written and named by one turn of its trainer, which takes no virtual time"""
 
 
 class Service(Protocol):
@@ -105,6 +107,7 @@ def trainer(world: World, client: MemoryClient) -> TrainerService:
         step_maker=StepMaker(clock=clock, advantages=mean_only, age_weights=AgeWeights(max_lag=plan.max_lag)),
         prompts=TinyPrompts(plan.prompts),
         clock=clock,
+        executor=world.executor_of(client.process) if plan.overlap else None,
     )
     return TrainerService(_trainer_settings(plan), ports)
 
@@ -117,6 +120,8 @@ def coordinator(world: World, client: MemoryClient) -> CoordinatorService:
         rules=SwitchRules(run=RUN, mode=world.plan.mode, switch_deadline_s=SWITCH_DEADLINE_S, keep=world.plan.keep),
         lease_s=LEASE_S,
         failed_switches_in_row=50,
+        # The store's clock is the world's; this one's may be off by that much.
+        garbage_grace_s=GARBAGE_GRACE_S + 2 * world.plan.skew_s,
     )
     ports = CoordinatorPorts(
         writer=client.transactional_writer(f"{RUN}-coordinator"),
@@ -132,7 +137,7 @@ def coordinator(world: World, client: MemoryClient) -> CoordinatorService:
 def generator(world: World, client: MemoryClient) -> GeneratorService:
     """A worker process; its name is the process's."""
     plan, name, clock = world.plan, client.process, world.clock_of(client.process)
-    engine = TinyEngine(clock, plan.polls_per_group, mixed=plan.batching == "mixed")
+    engine = TinyEngine(clock, plan.polls_per_group, mixed=plan.batching == "mixed", prefix_cache=plan.prefix_cache)
     engine.on_call = world.hook_of(name)
     engine.polls_of = lambda request: world.polls_of(name, request)
     engine.on_sample = lambda request: world.on_sample(name, request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,12 +87,18 @@ class FaultyStore:
     """A process's view of the store: places to die inside each call, and files that are not there yet or torn."""
 
     def __init__(
-        self, store: FsspecCheckpointStore, root: Path, hook: Hook, trouble: Callable[[str], Trouble | None]
+        self,
+        store: FsspecCheckpointStore,
+        root: Path,
+        hook: Hook,
+        trouble: Callable[[str], Trouble | None],
+        clock: VirtualClock,
     ) -> None:
         self._store = store
         self._root = root
         self._hook = hook
         self._trouble = trouble
+        self._clock = clock
 
     def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
         """As the store's; a death inside leaves the files behind, as a real one does."""
@@ -109,9 +115,11 @@ class FaultyStore:
                 left.mkdir()
                 for path in directory.iterdir():
                     (left / path.name).write_bytes(path.read_bytes()[:7])
+                self._stamp(left)
                 raise
 
         saved = self._store.save(attempt_id, dying, manifest)
+        self._stamp(self._root / parse_manifest_uri(saved.manifest_uri).directory)
         self._hook("store.save", "after")
         return saved
 
@@ -133,9 +141,26 @@ class FaultyStore:
         self._store.delete(manifest_uri)
         self._hook("store.delete", "after")
 
+    def collect_garbage(
+        self, keep_uris: Collection[str], *, grace_s: float, now_us: int, at_most: int
+    ) -> Sequence[str]:
+        """As the store's."""
+        self._hook("store.collect", "before")
+        removed = self._store.collect_garbage(keep_uris, grace_s=grace_s, now_us=now_us, at_most=at_most)
+        self._hook("store.collect", "after")
+        return removed
+
     def attempts(self) -> list[str]:
         """As the store's."""
         return list(self._store.attempts())
+
+    def _stamp(self, directory: Path) -> None:
+        """Written now, by the clock of this world. A planted bug may have left nothing there."""
+        if not directory.is_dir():
+            return
+        now_ns = self._clock.now_us() * 1000
+        for path in (*directory.iterdir(), directory):
+            os.utime(path, ns=(now_ns, now_ns))
 
 
 def _kept(directory: Path) -> Path:

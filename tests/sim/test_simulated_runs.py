@@ -32,6 +32,7 @@ CHUNK = 10
 SETTINGS: dict[str, set[object]] = {
     "max_lag": {0, 1, 2, 3}, "mode": {"barrier", "rolling"}, "in_flight": {"finish", "keep"}, "state_every": {1, 2, 3},
     "order": {"issue", "ready"}, "batching": {"group", "mixed"}, "generators": {1, 2, 3}, "hold_for_in_flight": {True},
+    "overlap": {False, True},
     "filter_zero_variance": {True}, "keep": {"all", 2, 3, 4, 5}, "groups_in_flight": {1, 2, 4},
 }  # fmt: skip
 
@@ -185,6 +186,7 @@ def test_at_max_lag_zero_the_weights_do_not_depend_on_schedule_or_crashes(
         (replace(calm, crash_probability=0.05, crashable=who, faults_until_s=10.0), schedule)
         for schedule, who in enumerate([("trainer",), ("coordinator",), ("trainer", "coordinator", "g")] * 2)
     ]
+    runs += [(replace(plan, overlap=True), schedule) for plan, schedule in runs[1::3]]  # there is nothing to overlap
     found = {}
     for number, (plan, schedule) in enumerate(runs):
         world = scheduled(plan, _fresh(tmp_path / str(number)), schedule)

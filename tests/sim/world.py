@@ -24,6 +24,7 @@ from tests.fakes.memory_log import Arrivals, Crash, Hook, MemoryLog, Phase
 from tests.fakes.memory_ports import MemoryClient
 from tests.fakes.virtual_clock import VirtualClock
 from tests.sim import services
+from tests.sim.behind import BehindExecutor
 from tests.sim.bounds import BoundsWatch
 from tests.sim.plan import Plan
 from tests.sim.services import RUN, Service
@@ -36,6 +37,7 @@ _TURN_S = (0.001, 0.005, 0.02)
 _IDLE_TURN_S = 0.06
 _STRAGGLER_POLLS = 150
 _SLOW_S = (0.1, 4.0)
+_SLOW_PUBLICATION_S = 2.0
 _EVERYTHING = 1_000_000
 _STALL_SHARE = 0.01
 
@@ -69,6 +71,8 @@ class World:
         self._idle = 0
         self._hooks: dict[str, Hook] = {}
         self._clocks: dict[str, Clock] = {}
+        self.executors: dict[str, BehindExecutor] = {}
+        """threads of the processes that have one"""
         self.faults_on = True
         self.log.client("setup").admin().create_topics(RUN)
         self.processes = [Process("trainer", self._trainer), Process("coordinator", self._coordinator)]
@@ -122,6 +126,8 @@ class World:
                 if now_s < process.restart_at_s:
                     return False
                 process.service = process.build(self._client(process))
+            if process.name in self.executors:
+                self.executors[process.name].advance()
             worked = process.service.step()
             process.done = bool(getattr(process.service, "finished", False))
             return worked or process.done
@@ -138,6 +144,7 @@ class World:
 
     def _die(self, process: Process, where: str, now_s: float) -> None:
         self.log.crash(process.name)
+        self.executors.pop(process.name, None)
         process.service = None
         process.restarts += 1
         process.deaths.append(where)
@@ -212,7 +219,7 @@ class World:
     def store_of(self, name: str) -> CheckpointStore:
         """A process's view of the store."""
         root = self.directory.resolve()
-        return FaultyStore(self.store(), root, self.hook_of(name), lambda uri: self.file_trouble(name, uri))
+        return FaultyStore(self.store(), root, self.hook_of(name), lambda uri: self.file_trouble(name, uri), self.clock)
 
     def file_trouble(self, name: str, uri: str) -> Trouble | None:
         """What is wrong with these files, seen from this process, now."""
@@ -223,6 +230,15 @@ class World:
         if not self.faults_on or self.random.random() >= self.plan.slow_share:
             return 0.0
         return self.random.uniform(*_SLOW_S)
+
+    def executor_of(self, name: str) -> BehindExecutor:
+        """A thread for a process that has just begun."""
+        self.executors[name] = BehindExecutor(self.clock, self.publication_delay_s)
+        return self.executors[name]
+
+    def publication_delay_s(self) -> float:
+        """How long the next checkpoint takes to be written: from no time to that of several training steps."""
+        return self.random.choice((0.0, self.random.uniform(0.0, 0.3), self.random.uniform(0.0, _SLOW_PUBLICATION_S)))
 
     def polls_of(self, name: str, request: PromptRequest) -> int:
         """How long a group takes on a worker: stragglers are the same ones for whoever asks again."""

@@ -53,6 +53,20 @@ def test_lag_is_admitted_up_to_the_limit_and_the_future_never(
     assert outcome(judge(row, fold, 5, rules)) == expected
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(5, ("admit", "", 1)), (4, ("admit", "", 2)), (3, ("refuse", "stale", 3)), (6, ("wait", "", None))],
+)
+def test_a_step_that_is_trained_and_not_committed_yet_counts(
+    version: int, expected: tuple[str, str, int | None]
+) -> None:
+    fold, proofs = at_version_5()
+
+    row = trajectory(segments=[(version, 2, proofs.get(version, 10**6))])
+
+    assert outcome(judge(row, fold, 5, RULES, ahead=1)) == expected
+
+
 def test_the_reason_names_the_lag_and_the_limit() -> None:
     fold, proofs = at_version_5()
 

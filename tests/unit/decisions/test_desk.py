@@ -183,7 +183,7 @@ def test_a_committed_transaction_clears_the_desk_and_adopted_requests_open_their
     found.drop(found.assembler.buffers()[0], Reason.LOST, 0)
     new = OpenGroup(group_id="demo/p000000/e0/a1", request_position=1, issued_at_us=0, attempt=1, intended_step=0)
     found.adopt(Issued(requests=(), groups=(new,), cursor=Cursor(next_request=2, prompt_cursor=1)))
-    found.written()
+    found.taken()
 
     assert not found.has_decisions()
     assert (found.again, found.dead) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from consumers.trainer.recovery import CommittedState
 from infra.policy_follower import PolicyFollower
 from infra.ports import Message
-from schemas.errors import IllegalState, LogUnavailable
+from schemas.errors import Fenced, IllegalState, LogUnavailable
 from schemas.headers import arrow_headers, control_headers, event_headers
 from schemas.ledger import LedgerControl, Position, Settled, StepCompleted, encode_ledger_control
 from schemas.policy_events import AnyPolicyEvent, encode_policy_event
@@ -43,12 +44,13 @@ class Place:
         self.ledger(Settled(run="demo", at_us=number, position=POSITION, policy_read_up_to=0, reason="first"))
 
     def stepped(self, version_out: int) -> None:
-        self.ledger(
-            StepCompleted(
-                run="demo", at_us=0, position=POSITION, policy_read_up_to=0, version_in=version_out - 1,
-                version_out=version_out, groups=1, trajectories=1, batch_digest="d", metrics={}, phase_s={},
-                rng_digest="r", config_digest="c", code_revision="x",
-            )
+        self.ledger(self._step(version_out))
+
+    def _step(self, version_out: int) -> StepCompleted:
+        return StepCompleted(
+            run="demo", at_us=0, position=POSITION, policy_read_up_to=0, version_in=version_out - 1,
+            version_out=version_out, groups=1, trajectories=1, batch_digest="d", metrics={}, phase_s={},
+            rng_digest="r", config_digest="c", code_revision="x",
         )  # fmt: skip
 
     def ledger(self, control: Any) -> None:
@@ -63,14 +65,36 @@ class Place:
     def garbage(self) -> None:
         self._put("demo.ledger", b"{", control_headers(self._any_event(), b"", "t"))
 
-    def read(self) -> CommittedState:
+    def begun(self) -> CommittedState:
+        """A reading whose ends are taken."""
         follower = PolicyFollower(self.client.reader({"demo.policy": 1}, "beginning"), "demo.policy")
         ledger = self.client.reader({"demo.ledger": 1}, "beginning")
-        state = CommittedState(follower, ledger, "demo.ledger", self.clock)
+        return CommittedState(follower, ledger, "demo.ledger", self.clock)
+
+    def read(self, state: CommittedState | None = None) -> CommittedState:
+        """A reading to its end."""
+        state = state or self.begun()
         for _ in range(50):
             if state.advance():
                 return state
         raise AssertionError("the state is never complete")
+
+    def newer_trainer(self, version_out: int, *, between: Callable[[], None] = lambda: None) -> None:
+        """Another trainer takes over and commits a step; `between` happens while its policy record is not there yet."""
+        self.script.events.clear()
+        self.script.published(version_out)
+        (published,) = self.script.events
+        epoch = self.log.take_over("demo-trainer")
+        transaction = self.log.begin("demo-trainer", epoch)
+        control = self._step(version_out)
+        self._append(transaction, "demo.ledger", encode_ledger_control(control), control_headers(control, b"", "t"))
+        between()
+        headers = control_headers(published, b"", "t")
+        self._append(transaction, "demo.policy", encode_policy_event(published), headers)
+        self.log.end_transaction(self.log.identity("demo-trainer"), "committed")
+
+    def _append(self, transaction: Any, topic: str, value: bytes, headers: Any) -> None:
+        self.log.append(Message(topic=topic, key=b"k", value=value, headers=headers), transaction)
 
     def _any_event(self) -> AnyPolicyEvent:
         if not self.script.events:
@@ -117,9 +141,9 @@ def test_the_search_goes_back_twice_as_far_until_it_finds_a_control_record(place
 def test_records_that_others_write_while_we_read_do_not_keep_us_waiting(place: Place) -> None:
     place.policy(1)
     place.settled(1)
-    follower = PolicyFollower(place.client.reader({"demo.policy": 1}, "beginning"), "demo.policy")
-    state = CommittedState(follower, place.client.reader({"demo.ledger": 1}, "beginning"), "demo.ledger", place.clock)
-    place.decisions(500)
+    state = place.begun()
+    for _ in range(500):
+        place._put("demo.policy", b"{", ())
 
     assert state.advance()
 
@@ -173,3 +197,53 @@ def test_what_hides_behind_somebody_elses_open_transaction_is_waited_for(place: 
     assert not any(while_open)
     assert state.advance()
     assert follower.fold.newest == 1
+
+
+def test_a_newer_trainer_that_commits_while_the_state_is_read_is_found_out(place: Place) -> None:
+    """Policy is read further than the ledger: that was taken for damage, and the trainer started again by exit 1."""
+    place.policy(2)
+    place.stepped(1)
+    reading = place.begun()
+    place.newer_trainer(2)
+
+    with pytest.raises(Fenced, match="a newer trainer owns the run"):
+        place.read(reading)
+
+
+def test_a_newer_trainer_whose_transaction_lies_across_the_first_look_is_waited_for(place: Place) -> None:
+    place.policy(2)
+    place.stepped(1)
+    readings: list[CommittedState] = []
+    place.newer_trainer(2, between=lambda: readings.append(place.begun()))
+
+    state = place.read(readings[0])
+
+    assert isinstance(state.control, StepCompleted)
+    assert state.control.version_out == 2, "its first commit will tell that it is fenced"
+
+
+def test_a_newer_trainer_that_gave_its_transaction_up_changes_nothing(place: Place) -> None:
+    place.policy(2)
+    place.stepped(1)
+    reading = place.begun()
+    transaction = place.log.begin("demo-trainer", place.log.take_over("demo-trainer"))
+    control = place._step(2)
+    place._append(transaction, "demo.ledger", encode_ledger_control(control), control_headers(control, b"", "t"))
+    place.log.end_transaction(place.log.identity("demo-trainer"), "aborted")
+
+    state = place.read(reading)
+
+    assert isinstance(state.control, StepCompleted)
+    assert state.control.version_out == 1
+
+
+def test_damage_is_declared_after_a_second_reading_only(place: Place) -> None:
+    place.policy(1)
+    place.stepped(1)
+    state = place.begun()
+
+    first = state.advance()
+
+    assert not first
+    with pytest.raises(IllegalState, match="ledger ends with version 1, policy with 0"):
+        place.read(state)

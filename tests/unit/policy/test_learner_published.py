@@ -63,6 +63,33 @@ def test_manifest_fields_agree_with_the_files_whichever_comes_first(tmp_path: Pa
     assert "probe.arrow" in files
 
 
+def test_a_copy_is_what_a_save_would_have_written_whatever_is_trained_since(tmp_path: Path) -> None:
+    made = learner(directory=None)
+    made.train(made_batch())
+    expected = saved(made, tmp_path / "at_once")
+    copy = made.copy()
+    made.train(made_batch(seed=8))
+    tmp_path.joinpath("later").mkdir()
+    copy.save(tmp_path / "later")
+
+    assert {path.name: path.read_bytes() for path in sorted((tmp_path / "later").iterdir())} == expected
+    assert saved(made, tmp_path / "since")["model.safetensors"] != expected["model.safetensors"]
+
+
+def test_training_on_after_a_copy_gives_the_bits_of_a_restore_from_it(tmp_path: Path) -> None:
+    """Version v+2 trained while v+1 is written is the one that a restart from v+1 trains."""
+    ahead, restarted = learner(), learner()
+    ahead.train(made_batch())
+    copy = ahead.copy()
+    ahead.train(made_batch(seed=8))
+    tmp_path.joinpath("committed").mkdir()
+    copy.save(tmp_path / "committed")
+    restarted.restore(tmp_path / "committed", with_state=True)
+    restarted.train(made_batch(seed=8))
+
+    assert saved(ahead, tmp_path / "ahead") == saved(restarted, tmp_path / "restarted")
+
+
 def test_weights_alone_are_saved_when_state_is_not_due(tmp_path: Path) -> None:
     made = learner()
     tmp_path.joinpath("one").mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
 from consumers.coordinator import CoordinatorPorts, CoordinatorService, CoordinatorSettings, SwitchesKeepFailing
@@ -31,6 +33,9 @@ class NoStore:
         if self.error is not None:
             raise self.error
         self.deleted.append(manifest_uri)
+
+    def collect_garbage(self, keep_uris: Collection[str], **limits: object) -> list[str]:
+        return []
 
 
 class Rig:
