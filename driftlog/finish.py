@@ -109,6 +109,8 @@ def _stored_greedy(run: RunDirectory) -> dict[str, Any]:
 
 def summary_text(summary: dict[str, Any]) -> list[str]:
     """The summary for a person."""
+    from consumers.offline.branches import BranchStart
+
     dropped = ", ".join(f"{count} {reason}" for reason, count in summary["dropped"].items()) or "none"
     first, last = _percent(summary["success_first"]), _percent(summary["success_last"])
     rows = [("success", f"{first} in the first tenth, {last} in the last")]
@@ -130,6 +132,9 @@ def summary_text(summary: dict[str, Any]) -> list[str]:
         ("policy lag", ", ".join(f"{lag}: {count}" for lag, count in summary["policy_lag_histogram"].items())),
         ("audit", f"{summary['audit_findings']} errors, {summary['audit_notices']} notices"),
     ]
+    if summary["branches"]:
+        newest = f"newest version {summary['newest_version']}, step {summary['newest_step']}"
+        rows.append(("branches", "; ".join([*(BranchStart(**start).words for start in summary["branches"]), newest])))
     head = f"run {summary['run']}: {summary['versions_trained']} versions trained in {summary['wall_s']:.0f} s, "
     return ["", f"{head}{summary['versions_live']} were live", *(f"  {label:<14} {words}" for label, words in rows)]
 
@@ -141,7 +146,7 @@ def next_commands(summary: dict[str, Any], run: RunDirectory) -> list[str]:
     return [
         "",
         f"summary: {run.summary}. Try next:",
-        f"  driftlog samples {where} --version {summary['versions_trained']} --best",
+        f"  driftlog samples {where} --version {summary['newest_version']} --best",
         f"  driftlog trace {where} TRAJECTORY_ID",
         f"  driftlog audit {where}",
         f"  mlflow ui --backend-store-uri sqlite:///{run.path.parent / 'mlflow.db'}",

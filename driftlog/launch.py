@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from driftlog.branches import branch_arguments, plan_branch
 from driftlog.broker_access import external_bootstrap, kafka_settings
 from driftlog.finish import report, sum_up
 from driftlog.log_tail import LogTail
@@ -27,10 +28,11 @@ from infra import logs
 from infra.config import Config
 from infra.logs import event
 from infra.runner import ExitCode
-from schemas.errors import DriftlogError, EnvironmentMissing, LogUnavailable
+from schemas.errors import DriftlogError, EnvironmentMissing, LogUnavailable, UsageError
 from schemas.ids import RunId
 
 if TYPE_CHECKING:
+    from consumers.trainer.branching import BranchWish
     from infra.local_broker import BrokerHandle
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,12 @@ class Interrupts:
                 signal.signal(number, handler)
 
 
-def launch(config: Config, run: RunDirectory, *, accept_changes: bool, as_json: bool) -> int:
-    """Run it and sum it up; the exit code of `driftlog up`."""
+def launch(
+    config: Config, run: RunDirectory, *, accept_changes: bool, as_json: bool, from_version: int | None = None
+) -> int:
+    """Run it and sum it up; the exit code of `driftlog up`. `from_version`: go on from there, as another branch."""
+    if from_version is not None and run.stored_config() is None:
+        raise UsageError(f"--from-version {from_version}: there is no run {run.name!r} in {run.path.parent} yet")
     check_initial_policy(config)
     check_learning(config)
     external = external_bootstrap(config)
@@ -91,7 +97,9 @@ def launch(config: Config, run: RunDirectory, *, accept_changes: bool, as_json: 
         view = stack.enter_context(View(run.name, config.run.versions, config.view.refresh_s, alarms=config.alarms))
         processes = Processes(run)
         stack.callback(processes.kill)
-        launched = _Launch(config, run, processes, view, interrupts, external, resuming=resuming)
+        launched = _Launch(
+            config, run, processes, view, interrupts, external, resuming=resuming, from_version=from_version
+        )
         stack.callback(launched.close)
         if not resuming:
             stack.callback(launched.forget_unbegun)
@@ -119,6 +127,7 @@ class _Launch:
         external: str | None,
         *,
         resuming: bool,
+        from_version: int | None = None,
     ) -> None:
         self._config = config
         self._run = run
@@ -127,6 +136,8 @@ class _Launch:
         self._interrupts = interrupts
         self._external = external
         self._resuming = resuming
+        self._from_version = from_version
+        self._branch: BranchWish | None = None
         self._tail: LogTail | None = None
         self._trainer_done_at_s: float | None = None
         self._extending = False
@@ -144,7 +155,11 @@ class _Launch:
         self._make_topics()
         self._tail = LogTail(kafka_settings(self._config, self.bootstrap), RunId(self._run.name))
         self._tail.read_to_end(self.state)
-        if self._is_complete():
+        if self._from_version is not None:
+            # Asked for once, here: a trainer that is started again gets the same wish, and finds it granted.
+            self._branch, words = plan_branch(self.state.fold, self._from_version, self._config.run.versions)
+            self._view.say(words)
+        if self._branch is None and self._is_complete():
             self._view.say(f"run {self._run.name} has its {self._config.run.versions} versions already")
             return True
         self._extending = self.state.fold.ended
@@ -201,8 +216,9 @@ class _Launch:
     def _programs(self) -> list[Program]:
         config = self._config
         common = ("--config", str(self._run.config_files()[-1]), "--supervised")
+        branch = () if self._branch is None else branch_arguments(self._branch)
         programs = [
-            Program(name=TRAINER, arguments=("train", *common), threads=config.trainer.threads),
+            Program(name=TRAINER, arguments=("train", *common, *branch), threads=config.trainer.threads),
             Program(name="coordinator", arguments=("coordinate", *common)),
         ]
         for number in range(config.generator.workers):

@@ -29,6 +29,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_branch_option(parser: argparse.ArgumentParser) -> None:
+    """--from-version."""
+    parser.add_argument(
+        "--from-version", type=int, metavar="N",
+        help="go on from version N: its weights under a new number; what came after it stays as another branch",
+    )  # fmt: skip
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="data as JSON on stdout")

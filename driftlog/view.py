@@ -85,7 +85,10 @@ def plain_line(state: RunState, versions: int, limits: AlarmsSection | None = No
     """The run in one line."""
     newest = "-" if state.newest is None else str(state.newest)
     live = "-" if state.fold.live is None else str(state.fold.live)
-    words = [f"version {newest}/{versions} (live {live})"]
+    done = (
+        f"version {newest}/{versions}" if not _is_branched(state) else f"version {newest}, step {state.step}/{versions}"
+    )
+    words = [f"{done} (live {live})"]
     words += [f"success {_number(state.success(_LATEST_STEPS))}"]
     words += [f"lag {_histogram_text(state.lags)}", f"{state.tokens_per_s():.0f} tokens/s"]
     words += [f"{_number(state.versions_per_s())} versions/s", f"{state.open_groups} groups open"]
@@ -114,10 +117,15 @@ def panel(
     grid.add_column()
     newest = "-" if state.newest is None else state.newest
     live = "-" if state.fold.live is None else state.fold.live
-    bar = _progress_bar(state.newest or 0, versions, unicode=unicode)
+    bar = _progress_bar(state.step, versions, unicode=unicode)
+    of = (
+        f"{newest} of {versions} published"
+        if not _is_branched(state)
+        else f"step {state.step} of {versions}, {newest} newest"
+    )
     speed = state.versions_per_s()
     rows = [
-        ("versions", f"{bar} {newest} of {versions} published, {live} live" + (f", {speed:.1f}/s" if speed else "")),
+        ("versions", f"{bar} {of}, {live} live" + (f", {speed:.1f}/s" if speed else "")),
         ("success", f"{_number(state.success(_LATEST_STEPS))}  {_success_line(state, unicode=unicode)}"),
         ("policy lag", _histogram_bars(state.lags, unicode=unicode)),
         ("generation", f"{state.tokens_per_s():,.0f} tokens/s, {state.open_groups} groups open"),
@@ -148,6 +156,11 @@ def sparkline(values: Sequence[float], width: int, *, low: float = 0.0, high: fl
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     top = len(bars) - 1
     return "".join(bars[max(0, min(top, int((mean - low) / (high - low) * len(bars))))] for mean in means)
+
+
+def _is_branched(state: RunState) -> bool:
+    """Version numbers and training steps are not the same."""
+    return state.newest is not None and state.newest != state.step
 
 
 def _success_line(state: RunState, *, unicode: bool) -> str:

@@ -62,6 +62,11 @@ class RunState:
         """The newest published version."""
         return self.fold.newest
 
+    @property
+    def step(self) -> int:
+        """Training steps that led to the newest version: less than its number where the run has branches."""
+        return 0 if self.fold.newest is None else self.fold.versions[self.fold.newest].depth
+
     def apply(self, record: Record) -> None:
         """Fold one record; one that does not decode is counted and left out."""
         try:

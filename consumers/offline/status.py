@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from consumers.offline.branches import BranchStart, branch_starts
+from consumers.offline.never_trained import NeverTrained, NeverTrainedPrompts
 from consumers.offline.run_log import RunLog
+from consumers.offline.switch_latency import SwitchLatencies, latency_lines
 from infra.config_trainer import AlarmsSection
 from infra.metrics_alarms import alarms
 from schemas import policy_events as ev
@@ -22,6 +25,8 @@ from schemas.policy_fold import PolicyFold
 
 LAST_STEPS = 10
 _SHOWN_GROUPS = 5
+_SHOWN_PROMPTS = 3
+_SHOWN_BRANCHES = 3
 # What a person looks at first when training goes wrong; each is looked for under these names, in this order.
 _HEALTH: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("critic/rewards/mean", "critic/score/mean")),
@@ -60,10 +65,16 @@ class RunStatus:
     at: str
     newest_version: int | None
     live_version: int | None
+    newest_step: int | None
+    """training steps that led to the newest version; less than its number where the run has branches"""
+    branches: tuple[BranchStart, ...]
     open_switch: str
     """words; empty when none is open"""
     last_failure: str
+    switch_latency_s: dict[str, dict[str, float]]
+    """phase -> p50, p95 and count over the last switches"""
     steps: int
+    """training steps of all branches"""
     workers: tuple[WorkerStatus, ...]
     open_groups: int
     oldest_open_s: float | None
@@ -75,6 +86,10 @@ class RunStatus:
     dropped: dict[str, int]
     """reason -> trajectories, whole run"""
     dropped_groups: dict[str, int]
+    never_trained: int
+    """prompts that were dropped and not asked for again"""
+    never_trained_first: tuple[NeverTrained, ...]
+    """a few of them; `driftlog trace --never-trained` lists all"""
     tokens_per_s: float
     """sum of the workers' last heartbeats"""
     steps_per_minute: float | None
@@ -93,17 +108,23 @@ class RunStatus:
 
     def text(self) -> str:
         """For a person."""
-        versions = f"newest version {_or_none(self.newest_version)}, live {_or_none(self.live_version)}"
+        step = f" (step {self.newest_step})" if self.branches else ""
+        versions = f"newest version {_or_none(self.newest_version)}{step}, live {_or_none(self.live_version)}"
         lines = [f"run {self.run}: {self.state}, {self.steps} steps; {versions}"]
+        lines += [f"branch: {start.words}" for start in self.branches[-_SHOWN_BRANCHES:]]
         if self.open_switch:
             lines.append(f"switch: {self.open_switch}")
         if self.last_failure:
             lines.append(f"last failed switch: {self.last_failure}")
+        lines += latency_lines(self.switch_latency_s)
         lines += [_worker_line(worker) for worker in self.workers]
         oldest = "" if self.oldest_open_s is None else f", the oldest for {self.oldest_open_s:.1f} s"
         lines.append(f"open groups: {self.open_groups}{oldest}; {self.trajectories_waiting} trajectories wait")
         lines.append(f"policy lag of the last {LAST_STEPS} steps: {_counts(self.lag_histogram)}")
         lines.append(f"dropped: {_counts(self.dropped)}; groups: {_counts(self.dropped_groups)}")
+        if self.never_trained:
+            shown = [f"  {given_up.words}" for given_up in self.never_trained_first]
+            lines += [f"never trained: {self.never_trained} prompts (`driftlog trace --never-trained`), first:", *shown]
         rate = "" if self.steps_per_minute is None else f", {self.steps_per_minute:.1f} steps/min"
         rate += "" if self.trajectories_per_s is None else f", {self.trajectories_per_s:.1f} trajectories/s trained"
         lines.append(f"throughput: {self.tokens_per_s:.0f} tokens/s{rate}")
@@ -123,14 +144,17 @@ class _Ledger:
     """metrics of the steps that alarms look at"""
     dropped: Counter[str]
     dropped_groups: Counter[str]
+    given_up: NeverTrainedPrompts
 
 
 def status(run_log: RunLog, *, now_us: int, limits: AlarmsSection | None = None) -> RunStatus:
     """Read the run and say where it stands. `now_us` gives heartbeats and requests their age."""
     fold = PolicyFold()
     any_event = False
-    for _ in run_log.policy(fold):
+    switches = SwitchLatencies()
+    for entry in run_log.policy(fold):
         any_event = True
+        switches.add(entry)
     limits = limits or AlarmsSection()
     ledger = _read_ledger(run_log, limits.window_steps)
     beats = {(beat.worker, beat.incarnation): beat for beat in run_log.heartbeats()}
@@ -139,14 +163,18 @@ def status(run_log: RunLog, *, now_us: int, limits: AlarmsSection | None = None)
     waiting = _undecided_rows(run_log, ledger.control)
     ended = isinstance(ledger.control, LedgerEnded)
     step = ledger.last[-1] if ledger.last else None
+    given_up = ledger.given_up.found()
     return RunStatus(
         run=run_log.run,
         state="ended" if ended else ("running" if any_event else "not started"),
         at=rfc3339(now_us),
         newest_version=fold.newest,
         live_version=fold.live,
+        newest_step=None if fold.newest is None else fold.versions[fold.newest].depth,
+        branches=branch_starts(fold),
         open_switch=_switch_words(fold),
         last_failure=fold.last_failure,
+        switch_latency_s=switches.figures(),
         steps=ledger.steps,
         workers=workers,
         open_groups=len(open_groups),
@@ -155,6 +183,8 @@ def status(run_log: RunLog, *, now_us: int, limits: AlarmsSection | None = None)
         lag_histogram=_lags(ledger.last),
         dropped=dict(ledger.dropped.most_common()),
         dropped_groups=dict(ledger.dropped_groups.most_common()),
+        never_trained=len(given_up),
+        never_trained_first=tuple(given_up[:_SHOWN_PROMPTS]),
         tokens_per_s=sum(w.tokens_per_s for w in workers if w.standing == "admitted"),
         steps_per_minute=_rate(ledger.last, lambda s: 60.0),
         trajectories_per_s=_rate(ledger.last, lambda s: float(s.trajectories)),
@@ -175,8 +205,11 @@ def health(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _read_ledger(run_log: RunLog, window_steps: int) -> _Ledger:
-    ledger = _Ledger(None, 0, deque(maxlen=LAST_STEPS), deque(maxlen=window_steps), Counter(), Counter())
+    ledger = _Ledger(
+        None, 0, deque(maxlen=LAST_STEPS), deque(maxlen=window_steps), Counter(), Counter(), NeverTrainedPrompts()
+    )
     for transaction in run_log.transactions():
+        ledger.given_up.add(transaction)
         for row in transaction.decisions:
             if row.decision is Decision.DROPPED and row.subject is not Subject.RECORD:
                 (ledger.dropped_groups if row.subject is Subject.GROUP else ledger.dropped)[row.reason] += 1

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from consumers.offline.branches import BranchStart, branch_starts
 from consumers.offline.outcomes import Ends
 from consumers.offline.run_log import RunLog, TrajectoryEntry
+from consumers.offline.switch_latency import SwitchLatencies
 from schemas import policy_events as ev
 from schemas.errors import IllegalState
 from schemas.ledger import AnyLedgerControl, Decision, DecisionRow, StepCompleted, Subject
@@ -37,9 +39,16 @@ class RunSummary:
     versions_published: int
     """VersionPublished events that count, version 0 among them"""
     versions_trained: int
-    """training steps"""
+    """training steps, of all branches"""
+    newest_version: int | None
+    newest_step: int | None
+    """training steps that led to it; less than its number where the run has branches"""
+    branches: tuple[BranchStart, ...]
+    """where training went on from an older version"""
     versions_live: int
     """versions that were activated"""
+    switch_latency_s: dict[str, dict[str, float]]
+    """phase -> p50, p95 and count over the last switches"""
     groups_issued: int
     groups_trained: int
     trajectories_in_log: int
@@ -81,6 +90,7 @@ class RunSummary:
         """Plain values, keys of histograms as text."""
         plain = asdict(self)
         plain["policy_lag_histogram"] = {str(lag): count for lag, count in self.policy_lag_histogram.items()}
+        plain["branches"] = [{**asdict(start), "left_versions": list(start.left_versions)} for start in self.branches]
         return plain
 
     def to_json(self) -> str:
@@ -191,7 +201,7 @@ def summarise(
     for entry in run_log.trajectories():
         log.add(entry)
     fold = PolicyFold()
-    wall_s = _wall_s(run_log, fold)
+    wall_s, switches = _read_policy(run_log, fold)
     undecided = log.rows - ledger.trained - ledger.dropped.total()
     if undecided < 0 or (ends.is_ended and undecided):
         raise IllegalState(
@@ -205,6 +215,10 @@ def summarise(
         ended=ends.is_ended,
         versions_published=len(fold.versions),
         versions_trained=len(ledger.steps),
+        newest_version=fold.newest,
+        newest_step=None if fold.newest is None else fold.versions[fold.newest].depth,
+        branches=branch_starts(fold),
+        switch_latency_s=switches.figures(),
         versions_live=sum(1 for version in fold.versions if fold.was_activated(version)),
         groups_issued=len(positions),
         groups_trained=ledger.groups_trained,
@@ -257,10 +271,13 @@ def _read_ledger(run_log: RunLog) -> _Ledger:
     return ledger
 
 
-def _wall_s(run_log: RunLog, fold: PolicyFold) -> float:
+def _read_policy(run_log: RunLog, fold: PolicyFold) -> tuple[float, SwitchLatencies]:
+    """Wall time of the run, and its switches."""
     started_us: int | None = None
     newest_us = ended_us = 0
+    switches = SwitchLatencies()
     for entry in run_log.policy(fold):
+        switches.add(entry)
         if not entry.is_legal or entry.event is None:
             continue
         newest_us = max(newest_us, entry.event.at_us)
@@ -269,7 +286,7 @@ def _wall_s(run_log: RunLog, fold: PolicyFold) -> float:
         elif isinstance(entry.event, ev.RunEnded):
             ended_us = entry.event.at_us
     end_us = ended_us if fold.ended else newest_us
-    return 0.0 if started_us is None else max(0.0, (end_us - started_us) / 1e6)
+    return 0.0 if started_us is None else max(0.0, (end_us - started_us) / 1e6), switches
 
 
 def _success(by_position: dict[int, tuple[float, int]]) -> tuple[float | None, float | None]:

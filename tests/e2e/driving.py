@@ -103,13 +103,16 @@ def up_arguments(site: Site, settings: Sequence[str], name: str = "tiny") -> lis
 
 
 @contextmanager
-def going(site: Site, *settings: str, name: str = "tiny") -> Iterator[subprocess.Popen[str]]:
+def going(
+    site: Site, *settings: str, name: str = "tiny", options: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """A `driftlog up` under way; killed with all it started when the test leaves it running."""
     words = site.folder / f"up-{name}.txt"
     with words.open("a") as stream:
         process = subprocess.Popen(
-            command(*up_arguments(site, settings, name)), env=environment(), stdout=stream, stderr=stream, text=True
-        )
+            command(*up_arguments(site, settings, name), *options),
+            env=environment(), stdout=stream, stderr=stream, text=True,
+        )  # fmt: skip
     try:
         yield process
     finally:

@@ -47,6 +47,8 @@ def test_without_a_verb_it_shows_help_and_exits_2(capsys: pytest.CaptureFixture[
         (["init-policy", "huge", "--out", "x"], ("huge", "countdown-tiny")),
         (["broker", "status", "--run", "No Name"], ("No Name",)),
         (["samples", "--limit", "0"], ("--limit 0",)),
+        (["export"], ("--out DIR", "--cache")),
+        (["export", "--out", "x", "--tables", "rollouts"], ("rollouts", "trajectories")),
         (["down", "--run", "ghost", "--directory", "no/where"], ("ghost",)),
     ],
 )
