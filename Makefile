@@ -21,8 +21,8 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help setup lock test test-fast check format demo up down bench bench-objective chaos-smoke sim sim-mutants fuzz parity lag-study \
-	clean need-python need-java need-mvn
+.PHONY: help setup lock test test-fast check format demo up down bench bench-objective bench-replay bench-switching chaos chaos-smoke \
+	sim sim-mutants fuzz parity lag-study clean need-python need-java need-mvn
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,8 +115,17 @@ bench: setup  ## every benchmarks/bench_*.py in turn; each prints a last line RE
 bench-objective: $(STAMP)/project  ## cost of the maths; last line RESULT {json}
 	$(PY) -m benchmarks.bench_objective
 
+bench-switching: setup  ## barrier or rolling, finish or keep: idle time, tokens/s, switch latency; last line RESULT {json}
+	$(PY) -m benchmarks.bench_switching $(SWITCHING_ARGS)
+
+bench-replay: setup  ## reading a run again: Kafka, Arrow cache, the bare libraries; last line RESULT {json}
+	$(PY) -m benchmarks.bench_replay $(BENCH_ARGS)
+
 chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
 	$(PY) -m tests.e2e.chaos_smoke
+
+chaos: setup  ## kill -9, SIGSTOP, a dying broker, a locked MLflow, a full disk (20 minutes); last line RESULT {json}
+	$(PY) -m tests.e2e.chaos $(CHAOS_ARGS)
 
 sim: $(STAMP)/project  ## the simulator over SEEDS=2000 seeds on two cores, or SEED=N again; last line RESULT {json}
 	$(PY) -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(SIM_ARGS)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import time
 import uuid
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -298,9 +299,8 @@ def _wait_until_ready(handle: BrokerHandle, deadline_s: float) -> None:
             raise EnvironmentMissing(f"the Kafka broker died at its start ({data_dir}):\n{_last_lines(data_dir)}")
         if _listens(handle.port):
             try:
-                admin = KafkaLogAdmin(KafkaSettings(bootstrap_servers=handle.bootstrap_servers))
-                admin.existing_topics()
-                admin.close()
+                with closing(KafkaLogAdmin(KafkaSettings(bootstrap_servers=handle.bootstrap_servers))) as admin:
+                    admin.existing_topics()
                 return
             except LogUnavailable as error:
                 trouble = error
