@@ -55,6 +55,11 @@ class Columns:
         """There may be a null where the format has none. False is a promise; True only means: look at each row."""
         return any(self._buffers[at] is not None for at in _required(self._fmt))
 
+    def same_lengths(self, one: str, other: str) -> bool:
+        """Two list columns have lists of the same length in every row."""
+        first, second = [_readers(self._fmt)[self._fmt.names.index(name)][1] for name in (one, other)]
+        return _offsets(self._buffers[first + 1], self._n) == _offsets(self._buffers[second + 1], self._n)
+
     def flat(self, name: str) -> Array:
         """The values of a list column of numbers end to end, those that no row refers to included."""
         _, at = _readers(self._fmt)[self._fmt.names.index(name)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from schemas.arrow_columns import Columns
 from schemas.arrow_stream import Row, build_batch, read_batch, write_batch
@@ -38,6 +39,7 @@ __all__ = [
     "DecodedRow",
     "TrajectoryLimits",
     "batch_digest",
+    "batch_row_hashes",
     "decode_group",
     "encode_group",
     "group_message_headers",
@@ -108,6 +110,21 @@ def decode_group(value: bytes | None, headers: Headers, limits: TrajectoryLimits
     return tuple([decoder.decode(number, row) for number, row in enumerate(rows)])
 
 
+def batch_row_hashes(batch: pa.RecordBatch) -> list[str]:
+    """row_sha256 of each row of a batch with (at least) the columns of TRAJECTORY, as `decode_group` gives them."""
+    columns = batch.select(list(TRAJECTORY.names))
+    hashes: list[str] = []
+    group: Row | None = None
+    prefix = b""
+    # A copy without offsets into larger buffers: `Columns` reads buffers from their start.
+    for row in Columns(TRAJECTORY, pa.concat_batches([columns])).rows():
+        if row[:GROUP_COLUMNS] != group:
+            group = row[:GROUP_COLUMNS]
+            prefix = group_prefix(group)
+        hashes.append(finish_row(prefix, row[GROUP_COLUMNS:]))
+    return hashes
+
+
 class _RowDecoder:
     """Decodes the rows of one record; what follows from the group columns alone is worked out when they change."""
 
@@ -167,7 +184,9 @@ def _tokens_are_clean(columns: Columns, limits: TrajectoryLimits) -> bool:
     prompt_ids, ids, logprobs, mask = [
         columns.flat(name) for name in ("prompt_token_ids", "token_ids", "logprobs", "loss_mask")
     ]
-    return clean_tokens(prompt_ids, ids, logprobs, mask, limits.vocabulary_size)
+    # Laid end to end, rows of unequal lengths would meet each other's masks.
+    aligned = bool(mask.all()) or columns.same_lengths("logprobs", "loss_mask")
+    return aligned and clean_tokens(prompt_ids, ids, logprobs, mask, limits.vocabulary_size)
 
 
 def _check_dtypes(t: Trajectory) -> None:

@@ -21,8 +21,8 @@ from schemas.trajectory_schema import TRAJECTORY
 
 POSITIVE_TOLERANCE = 1e-6  # float32 log_softmax of a certain token may come out a rounding above 0.
 MAX_ID_LENGTH = 512
-_FINISH_REASONS = frozenset(("stop", "length", "abort"))
-_LOGPROBS_MODES = frozenset(("processed", "raw"))
+FINISH_REASONS = frozenset(("stop", "length", "abort"))
+LOGPROBS_MODES = frozenset(("processed", "raw"))
 _INT32_MAX = 2**31 - 1
 
 Fault = tuple[str, str]
@@ -187,7 +187,7 @@ def _tokens_fault(t: Trajectory, vocabulary_size: int) -> Fault | None:
 
 
 def _scalars_fault(t: Trajectory) -> Fault | None:
-    if t.finish_reason not in _FINISH_REASONS:
+    if t.finish_reason not in FINISH_REASONS:
         return "bad_finish_reason", f"finish reason {t.finish_reason[:40]!r}, expected stop, length or abort"
     if t.reward is not None and not math.isfinite(t.reward):
         return "reward_not_finite", f"reward is {t.reward}; a failed reward is null"
@@ -207,6 +207,6 @@ def sampling_fault(s: Sampling) -> Fault | None:
         return "bad_sampling", "a sampling setting is not a finite number"
     if s.temperature < 0 or s.top_k < 0 or s.min_tokens < 0 or s.max_tokens < 1:
         return "bad_sampling", "temperature, top_k and min_tokens are >= 0, max_tokens >= 1"
-    if s.logprobs_mode not in _LOGPROBS_MODES:
+    if s.logprobs_mode not in LOGPROBS_MODES:
         return "bad_sampling", f"logprobs_mode {s.logprobs_mode[:40]!r}, expected processed or raw"
     return None

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.ports import Clock, EventReader, Record
 from schemas import headers as record_headers
 from schemas.errors import InvalidRecord, LogUnavailable
+from schemas.evaluation_codec import EvaluationRow, decode_evaluation
 from schemas.headers import header, header_text, is_arrow
 from schemas.heartbeat import Heartbeat, decode_heartbeat
 from schemas.ids import RunId
@@ -24,6 +25,7 @@ from schemas.policy_events import AnyPolicyEvent, decode_policy_event
 from schemas.policy_fold import PolicyFold
 from schemas.policy_state import Void
 from schemas.prompt_codec import decode_request
+from schemas.scores_codec import ScoreRow, decode_scores
 from schemas.topics import TopicName, topic
 from schemas.trajectory import DecodedRow, PromptRequest
 from schemas.trajectory_codec import TrajectoryLimits, decode_group
@@ -41,6 +43,7 @@ _READ = (
     TopicName.TRAJECTORIES,
     TopicName.WORKERS,
     TopicName.DEADLETTERS,
+    TopicName.SCORES,
 )
 _POLL_RECORDS = 200
 # A reader's thread fills its queue meanwhile; long enough not to spin, short beside a broker's answer.
@@ -129,6 +132,19 @@ class DeadLetter:
     value_sha256: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresEntry:
+    """One record of `scores`: the trainer's log-probabilities of one group's trained rows in one step."""
+
+    partition: int
+    offset: int
+    rows: tuple[ScoreRow, ...]
+    problem: str = ""
+    """why it cannot be read"""
+    is_damaged: bool = False
+    """its bytes are not those its ce_id was made from"""
+
+
 class RunLog:
     """The topics of one run. `pause` waits that many seconds; `stall_limit_s` bounds waiting without progress."""
 
@@ -160,9 +176,18 @@ class RunLog:
         finally:
             reader.close()
 
+    def beginnings(self, name: TopicName) -> dict[int, int]:
+        """Partition -> the first offset that is still in the log; above 0 where retention has removed records."""
+        full = topic(self.run, name)
+        reader = self._open_reader([full])
+        try:
+            return {partition: offset for (_, partition), offset in reader.positions().items()}
+        finally:
+            reader.close()
+
     # ------------------------------------------------------------------ records
 
-    def records(self, name: TopicName, start: Mapping[int, int] | None = None) -> Iterator[Record]:
+    def records(self, name: TopicName, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
         """Every committed record of one topic below its end, in offset order per partition.
 
         `start`: partition -> offset to begin at. LogUnavailable when nothing comes for `stall_limit_s` seconds."""
@@ -170,6 +195,8 @@ class RunLog:
         ends = {place: end for place, end in self.ends.items() if place[0] == full}
         reader = self._open_reader([full])
         try:
+            # Evaluations are beside the training path and nothing refers to them: their end is taken now.
+            ends = ends or dict(reader.high_watermarks())
             for partition, offset in (start or {}).items():
                 reader.seek(full, partition, offset)
             deadline_s = self._clock.monotonic_s() + self._stall_limit_s
@@ -210,7 +237,7 @@ class RunLog:
             yield PolicyEntry(offset=record.offset, event=event, void=void, is_damaged=damaged)
         fold.skip_to(self.ends[topic(self.run, TopicName.POLICY), 0])
 
-    def transactions(self) -> Iterator[LedgerTransaction]:
+    def transactions(self) -> Generator[LedgerTransaction, None, None]:
         """The ledger, one trainer transaction at a time: decisions up to and with their control record."""
         number, last = 0, -1
         decisions: list[DecisionRow] = []
@@ -254,7 +281,7 @@ class RunLog:
 
     def trajectories(
         self, *, start: Mapping[int, int] | None = None, group_id: str | None = None
-    ) -> Iterator[TrajectoryEntry]:
+    ) -> Generator[TrajectoryEntry, None, None]:
         """Every trajectories record, decoded; with `group_id` only those of that key."""
         for record in self.records(TopicName.TRAJECTORIES, start):
             if group_id is not None and record.key != group_id.encode():
@@ -274,6 +301,23 @@ class RunLog:
                 appended_at_ms=record.timestamp_ms,
             )
 
+    def scores(self, *, start: Mapping[int, int] | None = None) -> Generator[ScoresEntry, None, None]:
+        """Every scores record, in offset order per partition: that is the order of the steps."""
+        for record in self.records(TopicName.SCORES, start):
+            rows: tuple[ScoreRow, ...] = ()
+            problem = ""
+            try:
+                rows = decode_scores(record.value, record.headers)
+            except InvalidRecord as error:
+                problem = str(error)[:300]
+            yield ScoresEntry(
+                partition=record.partition,
+                offset=record.offset,
+                rows=rows,
+                problem=problem,
+                is_damaged=_is_damaged(record, required=True),
+            )
+
     def heartbeats(self) -> Iterator[Heartbeat]:
         """Readable heartbeats that compaction has left, in the order of the log."""
         for record in self.records(TopicName.WORKERS):
@@ -281,6 +325,14 @@ class RunLog:
                 yield decode_heartbeat(record.value)
             except InvalidRecord:
                 continue  # a heartbeat is no evidence of anything: a broken one says nothing
+
+    def evaluations(self) -> Iterator[EvaluationRow]:
+        """Readable rows of the evaluator, up to now."""
+        for record in self.records(TopicName.EVALUATIONS):
+            try:
+                yield from decode_evaluation(record.value, record.headers)
+            except InvalidRecord:
+                continue  # no decision stands on it: a broken one is a gap in a curve
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """What consumers could not use, with the address it came from."""
