@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from driftlog.broker_access import kafka_settings, reading_broker
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from infra.checkpoint_store import FsspecCheckpointStore
     from infra.kafka_clients import KafkaSettings
     from infra.kafka_reader import KafkaEventReader
+
+OFFLINE_QUEUE_BYTES = 4 * 1024 * 1024
+"""A fetch of the client deep: whoever reads faster than the broker answers gains nothing from more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,12 @@ class OpenedRun:
         from infra.kafka_reader import KafkaEventReader
 
         counts = {name: TOPICS[TopicName(name.removeprefix(f"{self.run.name}."))].partitions for name in topics}
-        return KafkaEventReader(self.kafka, counts, "beginning")
+        return KafkaEventReader(offline_settings(self.kafka), counts, "beginning")
+
+
+def offline_settings(kafka: KafkaSettings) -> KafkaSettings:
+    """Settings of readers that go through a log once: they need no deep queue, and should not cost its memory."""
+    return replace(kafka, reader_queue_bytes=min(kafka.reader_queue_bytes, OFFLINE_QUEUE_BYTES))
 
 
 @contextmanager
@@ -75,8 +83,12 @@ def opened(config: Config, run: RunDirectory, bootstrap: str) -> OpenedRun:
     return OpenedRun(config=config, run=run, kafka=kafka_settings(config, bootstrap))
 
 
-def audit_run(at: OpenedRun) -> AuditReport:
-    """Every check on a run, its checkpoints included."""
-    from consumers.offline.audit import audit, rules_from_configs
+def audit_run(at: OpenedRun, *, version: int | None = None, allow_gaps: bool = True) -> AuditReport:
+    """Every check on a run, its checkpoints included; advantages are computed again as its configuration says."""
+    from consumers.offline.audit import AuditRules, audit, rules_from_configs
+    from driftlog.learning_settings import advantages_of, objective_settings
 
-    return audit(at.log(), rules_from_configs(at.configs()), at.store())
+    rules: dict[str, AuditRules] = {}
+    for config in at.configs():
+        rules |= rules_from_configs([config], advantages_of(objective_settings(config)))
+    return audit(at.log(), rules, at.store(), version=version, allow_gaps=allow_gaps)
