@@ -1,30 +1,34 @@
-"""What an experiment tracker shall show, as a pure fold of the `policy` and `ledger` topics.
+"""What an experiment tracker shall show, as a pure fold of the `policy`, `ledger` and `evaluations` topics.
 
-The two topics have no order between them: every row says what it is about, and rows of one version may come
+The topics have no order between them: every row says what it is about, and rows of one version may come
 in any order. Folding again from a bookmark, or from the start, gives the same rows. No I/O, no clock.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
+from consumers.projection_blocks import Blocks, range_text
+from consumers.projection_rows import BlockRow, Bookmark, EndRow, EndStatus, Row, StepRow, VersionRow
+from consumers.projection_standing import Scores, promotions
 from infra.ports import Record
+from infra.tracker_port import Promotions, RunOrigin
 from schemas import policy_events as ev
 from schemas.errors import InvalidRecord
+from schemas.evaluation_codec import decode_evaluation
 from schemas.headers import is_arrow, rfc3339
 from schemas.ids import RunId
-from schemas.ledger import Decision, DecisionRow, LedgerEnded, StepCompleted, decode_ledger_control
+from schemas.ledger import Decision, DecisionRow, LedgerEnded, Settled, StepCompleted, decode_ledger_control
 from schemas.ledger_codec import decode_decisions
 from schemas.policy_events import decode_policy_event
 from schemas.policy_fold import PolicyFold
 from schemas.policy_state import VersionStatus
 from schemas.topics import TopicName, topic
 
+READ = (TopicName.POLICY, TopicName.LEDGER, TopicName.EVALUATIONS)
 # Shown at the version itself as well, so that a list of versions can be sorted by them.
 HEADLINE_METRICS = (
     "critic/rewards/mean",
@@ -36,122 +40,34 @@ HEADLINE_METRICS = (
     "actor/entropy",
     "response_length/mean",
 )
+MAIN_BRANCH = "main"
 # Versions further back than this keep the state they were shown in (bounded memory).
 _REMEMBERED_VERSIONS = 4_096
-# Reason codes come from rows of the log: more than this many different ones are counted together.
-_MAX_COUNTERS = 200
-EndStatus = Literal["finished", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """Points of the run's curves."""
-
-    step: int
-    """policy version"""
-    metrics: Mapping[str, float]
-    """finite"""
-    at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRow:
-    """Something to show at one version: its first row makes the entry, later ones add to it."""
-
-    version: int
-    parent: int | None
-    """None: version 0, or not known to this row"""
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndRow:
-    """The run is complete."""
-
-    status: EndStatus
-
-
-Row = StepRow | VersionRow | EndRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bookmark:
-    """How far both topics are projected, and the running totals there.
-
-    >>> decode_bookmark(Bookmark(policy=3, ledger=5, totals={"a": 1}).encode()).ledger
-    5
-    """
-
-    policy: int = 0
-    """policy events below were shown; the fold itself is always read again from the start"""
-    ledger: int = 0
-    """ledger records below were shown; stands behind a StepCompleted or RunEnded"""
-    totals: Mapping[str, int] = field(default_factory=dict)
-    ended: EndStatus | None = None
-
-    def encode(self) -> str:
-        """As text, for a tag."""
-        content = {"policy": self.policy, "ledger": self.ledger, "totals": dict(self.totals), "ended": self.ended}
-        return json.dumps(content, sort_keys=True, separators=(",", ":"))
-
-
-def decode_bookmark(text: str) -> Bookmark:
-    """Read a bookmark; ValueError when it is none (somebody edited the tag)."""
-    try:
-        content = json.loads(text)
-        totals = {str(key): int(value) for key, value in content["totals"].items()}
-        ended = content["ended"]
-        if ended not in (None, "finished", "failed"):
-            raise ValueError(f"ended is {ended!r}")
-        return Bookmark(policy=int(content["policy"]), ledger=int(content["ledger"]), totals=totals, ended=ended)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"not a bookmark: {text[:200]!r}") from error
-
-
-def merge_versions(rows: Sequence[Row]) -> list[Row]:
-    """The same with one row a version where possible: a tracker's entry costs several writes, whatever is in it.
-
-    Later tags replace earlier ones. Rows that both have metrics stay apart: each has its own time.
-    """
-    merged: list[Row] = []
-    places: dict[int, int] = {}
-    for row in rows:
-        if not isinstance(row, VersionRow):
-            merged.append(row)
-            continue
-        place = places.get(row.version)
-        earlier = merged[place] if place is not None else None
-        if place is None or not isinstance(earlier, VersionRow) or (earlier.metrics and row.metrics):
-            places[row.version] = len(merged)
-            merged.append(row)
-            continue
-        merged[place] = VersionRow(
-            version=row.version,
-            parent=row.parent if row.parent is not None else earlier.parent,
-            tags={**earlier.tags, **row.tags},
-            metrics=row.metrics or earlier.metrics,
-            at_us=row.at_us if row.metrics else earlier.at_us,
-        )
-    return merged
+# Reason codes come from rows of the log: more than this many different ones are counted together. All of them
+# stand in the bookmark, which has room for 5,000 characters.
+_MAX_COUNTERS = 80
+_COUNTER_CHARS = 48
 
 
 class Projection:
-    """The fold. Feed it policy from offset 0 and ledger from the bookmark, each in offset order."""
+    """The fold. Feed it every topic from offset 0, each in offset order; what the bookmark covers gives no rows."""
 
-    def __init__(self, run: RunId, bookmark: Bookmark | None = None) -> None:
+    def __init__(self, run: RunId, bookmark: Bookmark | None = None, *, best_metric: str = "") -> None:
         self._bookmark = bookmark or Bookmark()
-        self._policy_topic = topic(run, TopicName.POLICY)
-        self._ledger_topic = topic(run, TopicName.LEDGER)
+        self._resumed = self._bookmark
+        self._topics = {topic(run, name): name for name in READ}
         self._fold = PolicyFold()
         self._policy_shown = self._bookmark.policy
+        self._evaluations_shown = self._bookmark.evaluations
+        self._branch = MAIN_BRANCH
         self._published_at_us: dict[int, int] = {}
         self._switch_started_at_us = 0
         self._pending: Counter[str] = Counter()
         """counts since the last StepCompleted"""
         self._lags: list[int] = []
         self._totals = Counter(self._bookmark.totals)
+        self._blocks = Blocks(topic(run, TopicName.TRAJECTORIES))
+        self._scores = Scores(best_metric)
         self.invalid_records = 0
         self.ended = self._bookmark.ended
 
@@ -162,17 +78,30 @@ class Projection:
 
     def bookmark(self) -> Bookmark:
         """What is covered by the rows given out so far."""
+        shown = self._bookmark
         return Bookmark(
-            policy=self._policy_shown, ledger=self._bookmark.ledger, totals=self._bookmark.totals, ended=self.ended
-        )
+            policy=self._policy_shown, ledger=shown.ledger, evaluations=self._evaluations_shown, block=shown.block,
+            totals=shown.totals, ended=self.ended,
+        )  # fmt: skip
+
+    def promotions(self) -> Promotions:
+        """What the registry shall hold now."""
+        return promotions(self._fold, self._scores)
+
+    def open_file(self) -> tuple[str, str] | None:
+        """(path, text): the ledger excerpt of the block of steps that is not complete."""
+        return self._blocks.open_file()
 
     def apply(self, record: Record) -> Sequence[Row]:
         """Rows of one record. InvalidRecord when it cannot be read; it counts as read then."""
+        name = self._topics.get(record.topic)
         try:
-            if record.topic == self._policy_topic:
+            if name is TopicName.POLICY:
                 return self._policy(record)
-            if record.topic == self._ledger_topic:
+            if name is TopicName.LEDGER:
                 return self._ledger(record)
+            if name is TopicName.EVALUATIONS:
+                return self._evaluation(record)
         except InvalidRecord:
             self.invalid_records += 1
             raise
@@ -187,31 +116,37 @@ class Projection:
         except InvalidRecord:
             self._fold.skip_to(record.offset + 1)
             raise
-        live_before = self._fold.live
+        live_before, branch_from = self._fold.live, self._fold.branch_from
         void = self._fold.apply(record.offset, event)
+        if void is None and isinstance(event, ev.VersionPublished) and branch_from is not None:
+            self._branch = f"v{event.version} from v{branch_from}"
         rows = [] if void is not None else list(self._policy_rows(event, live_before))
         if self._fold.newest is not None:
             self._fold.forget_proofs_below(self._fold.newest - _REMEMBERED_VERSIONS)
         if record.offset < self._policy_shown:
             return []  # folded for what it means to later events; shown before
         self._policy_shown = record.offset + 1
-        if isinstance(event, ev.RunStarted) and void is None:
-            self.ended = None
         return rows
 
     def _policy_rows(self, event: ev.AnyPolicyEvent, live_before: int | None) -> Iterator[Row]:
+        at_us = event.at_us
         if isinstance(event, ev.VersionPublished):
-            self._published_at_us[event.version] = event.at_us
+            self._published_at_us[event.version] = at_us
             self._published_at_us.pop(event.version - _REMEMBERED_VERSIONS, None)
-            yield VersionRow(version=event.version, parent=event.parent, tags=_published_tags(event), at_us=event.at_us)
+            tags = _published_tags(event) | {"branch": self._branch}
+            yield VersionRow(version=event.version, parent=event.parent, tags=tags, at_us=at_us)
         elif isinstance(event, ev.SwitchStarted):
-            self._switch_started_at_us = event.at_us
+            self._switch_started_at_us = at_us
         elif isinstance(event, ev.VersionActivated):
             yield from self._activated(event, live_before)
         elif isinstance(event, ev.VersionFailed):
-            yield self._state_row(event.version, event.at_us, failure=event.reason)
+            yield self._state_row(event.version, at_us, failure=event.reason)
         elif isinstance(event, ev.VersionRetired):
-            yield self._state_row(event.version, event.at_us, retired_at=rfc3339(event.at_us), retired_by=event.rule)
+            yield self._state_row(event.version, at_us, retired_at=rfc3339(at_us), retired_by=event.rule)
+        elif isinstance(event, ev.VersionPinned):
+            yield self._state_row(event.version, at_us, pinned="yes", pinned_because=event.reason)
+        elif isinstance(event, ev.VersionUnpinned):
+            yield self._state_row(event.version, at_us, pinned="no")
 
     def _activated(self, event: ev.VersionActivated, live_before: int | None) -> Iterator[Row]:
         yield self._state_row(event.version, event.at_us, live_at=rfc3339(event.at_us))
@@ -234,32 +169,73 @@ class Projection:
         shown = {"state": state.status.value, **tags}
         return VersionRow(version=version, parent=state.event.parent, tags=shown, at_us=at_us)
 
+    # ------------------------------------------------------------------ evaluations
+
+    def _evaluation(self, record: Record) -> Sequence[Row]:
+        answers = decode_evaluation(record.value, record.headers)
+        self._scores.evaluated(answers)
+        if record.offset < self._evaluations_shown:
+            return []
+        self._evaluations_shown = record.offset + 1
+        rows: list[Row] = []
+        for version in sorted({answer.version for answer in answers}):
+            own = [answer for answer in answers if answer.version == version]
+            failed = sum(answer.reward is None for answer in own)
+            metrics = {"evaluation/answers": float(len(own)), "evaluation/rewards_failed": float(failed)}
+            mean = self._scores.mean_evaluation(version)
+            if mean is not None:
+                metrics["evaluation/reward_mean"] = mean
+            rows.append(StepRow(step=version, metrics=metrics, at_us=max(answer.evaluated_at_us for answer in own)))
+        return rows
+
     # ------------------------------------------------------------------ ledger
 
     def _ledger(self, record: Record) -> Sequence[Row]:
+        shown, in_block = record.offset < self._resumed.ledger, record.offset >= self._resumed.block
         if is_arrow(record.headers):
-            self._count(decode_decisions(record.value, record.headers))
+            if in_block:  # what lies before is in the totals, and in files that are written
+                self._count(decode_decisions(record.value, record.headers), shown=shown)
             return []
         control = decode_ledger_control(record.value)
         if isinstance(control, StepCompleted):
-            rows: list[Row] = list(self._step(control))
-        elif isinstance(control, LedgerEnded):
-            self.ended = "failed" if control.reason.startswith("failed") else "finished"
-            rows = [
-                StepRow(step=control.last_version, metrics=self._counts(), at_us=control.at_us),
-                EndRow(status=self.ended),
-            ]
-        else:
+            self._scores.step(control.version_out, control.metrics)
+        if not in_block:
+            self._blocks.passed(control.position, record.offset + 1)
             return []
+        if not shown:
+            self.ended = None  # a run that is extended goes on behind its end
+        if isinstance(control, Settled):
+            self._blocks.settled(control.position)
+            return []
+        rows = list(self._step(control, record.offset) if isinstance(control, StepCompleted) else self._end(control))
+        block = self._block(control, record.offset)
+        if shown:
+            return []
+        rows += [block] if block is not None else []
         self._pending.clear()
         self._lags.clear()
         # Only here nothing is counted and not shown yet: the one place to start again from.
-        self._bookmark = Bookmark(ledger=record.offset + 1, totals=dict(self._totals))
+        self._bookmark = Bookmark(
+            ledger=record.offset + 1,
+            block=self._bookmark.block if block is None else record.offset + 1,
+            totals=dict(self._totals),
+        )
+        if isinstance(control, LedgerEnded):
+            self.ended = _end_status(control)
         return rows
 
-    def _count(self, decisions: Sequence[DecisionRow]) -> None:
+    def _block(self, control: StepCompleted | LedgerEnded, offset: int) -> BlockRow | None:
+        if isinstance(control, StepCompleted):
+            return self._blocks.step(control, offset)
+        return self._blocks.end(control, offset)
+
+    def _count(self, decisions: Sequence[DecisionRow], *, shown: bool) -> None:
+        self._blocks.decisions(decisions)
+        if shown:
+            return
         for row in decisions:
             name = f"{row.subject.value}/{row.decision.value}" + (f"/{row.reason}" if row.reason else "")
+            name = name[:_COUNTER_CHARS]
             if name not in self._totals and len(self._totals) >= _MAX_COUNTERS:
                 name = f"{row.subject.value}/{row.decision.value}/other"
             self._pending[name] += 1
@@ -271,7 +247,11 @@ class Projection:
         counts = {f"ledger/{name}": float(count) for name, count in sorted(self._pending.items())}
         return counts | {f"ledger_total/{name}": float(count) for name, count in sorted(self._totals.items())}
 
-    def _step(self, control: StepCompleted) -> Iterator[Row]:
+    def _end(self, control: LedgerEnded) -> Iterator[Row]:
+        yield StepRow(step=control.last_version, metrics=self._counts(), at_us=control.at_us)
+        yield EndRow(status=_end_status(control), at_us=control.at_us)
+
+    def _step(self, control: StepCompleted, offset: int) -> Iterator[Row]:
         metrics, broken = _finite(control.metrics)
         broken = tuple(sorted({*broken, *control.metrics_nonfinite}))
         metrics |= {f"time/{phase}_seconds": seconds for phase, seconds in _finite(control.phase_s)[0].items()}
@@ -283,16 +263,40 @@ class Projection:
             metrics["ledger/policy_lag_mean"] = sum(self._lags) / len(self._lags)
             metrics["ledger/policy_lag_max"] = float(max(self._lags))
         headline = {name: metrics.pop(name) for name in HEADLINE_METRICS if name in metrics}
+        read = self._blocks.range_of_step(control.position)
         tags = {
             "batch_digest": control.batch_digest,
             "config_digest": control.config_digest,
             "code_revision": control.code_revision,
+            "ledger_offset": str(offset),
+            "trajectories_read": range_text(read),
+            "trajectory_records_read": str(read.records),
         }
         if broken:
             tags["nonfinite"] = ",".join(broken)
         version = control.version_out
         yield StepRow(step=version, metrics=metrics, at_us=control.at_us)
         yield VersionRow(version=version, parent=control.version_in, tags=tags, metrics=headline, at_us=control.at_us)
+
+
+def origin_of(run: RunId, record: Record) -> RunOrigin | None:
+    """Which log this is, by its first RunStarted, which has the time and the configuration's digest; None: not that.
+
+    Not by the first record: workers may join before the trainer begins."""
+    if record.topic != topic(run, TopicName.POLICY):
+        return None
+    try:
+        started = decode_policy_event(record.value)
+    except InvalidRecord:
+        return None
+    if not isinstance(started, ev.RunStarted):
+        return None
+    log_id = hashlib.sha256(record.value or b"").hexdigest()[:16]
+    return RunOrigin(run=run, log_id=log_id, started_at_us=started.at_us)
+
+
+def _end_status(control: LedgerEnded) -> EndStatus:
+    return "failed" if control.reason.startswith("failed") else "finished"
 
 
 def _published_tags(event: ev.VersionPublished) -> dict[str, str]:
@@ -303,6 +307,7 @@ def _published_tags(event: ev.VersionPublished) -> dict[str, str]:
         "manifest_sha256": event.manifest_sha256,
         "bytes": str(event.bytes),
         "optimizer_step": str(event.optimizer_step),
+        "has_state": "yes" if event.has_state else "no",
         "published_at": rfc3339(event.at_us),
     }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driftlog.broker_access import kafka_settings
-from driftlog.run_directory import RunDirectory
+from driftlog.run_directory import RunDirectory, read_config
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.policy_follower import PolicyFollower
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from infra.kafka_reader import KafkaEventReader
 
 _WRITER_CLOSE_S = 5.0
+# A write costs much the same for one version or ten; two seconds behind is what a person does not notice.
+_MLFLOW_WRITE_S = 2.0
+# Versions may follow each other several times a second: the registry shows where they have come to.
+_MLFLOW_PROMOTE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ def build_coordinator(at: Site) -> Assembly:
                 ),
                 lease_s=settings.lease_s,
                 failed_switches_in_row=settings.failed_switches_in_row,
+                garbage_grace_s=at.config.checkpoints.garbage_grace_s,
             ),
             CoordinatorPorts(
                 writer=writer,
@@ -106,19 +111,28 @@ def build_coordinator(at: Site) -> Assembly:
     raise AssertionError("unreachable: ExitStack swallows nothing")
 
 
-def build_projector(at: Site, *, rebuild: bool = False) -> Assembly:
+def build_projector(at: Site) -> Assembly:
     """The projector to MLflow."""
+    from consumers.projection import READ
     from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings, in_thread
-    from infra.mlflow_tracker import MlflowSettings, MlflowTracker
+    from infra.mlflow_access import MlflowSettings
+    from infra.mlflow_tracker import MlflowTracker
 
     clock = SystemClock()
     with ExitStack() as stack:
-        reader = open_reader(at, TopicName.POLICY, TopicName.LEDGER)
+        reader = open_reader(at, *READ)
         stack.callback(reader.close)
         tracker = MlflowTracker(
             MlflowSettings(tracking_uri=mlflow_uri(at.config), experiment=at.config.mlflow.experiment), clock
         )
-        settings = ProjectorSettings(run=at.run_id, params=flat_settings(at.config), rebuild=rebuild)
+        stored = [read_config(path) for path in at.run.config_files()]
+        settings = ProjectorSettings(
+            run=at.run_id,
+            params=[flat_settings(config) for config in stored or [at.config]],
+            best_metric=at.config.mlflow.best_metric,
+            write_every_s=_MLFLOW_WRITE_S,
+            promote_every_s=_MLFLOW_PROMOTE_S,
+        )
         ports = ProjectorPorts(
             reader=reader, tracker=tracker, clock=clock, background=lambda work: _ringing(in_thread(work), at.wakeup)
         )

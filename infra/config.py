@@ -48,7 +48,9 @@ OPERATIONAL_KEYS = frozenset(
         "checkpoints.root",
         "checkpoints.keep",
         "checkpoints.state_every",
+        "checkpoints.garbage_grace_s",
         "trainer.group_timeout_s",
+        "trainer.overlap_publication",
         "trainer.threads",
         "trainer.rank_timeout_s",
     }
@@ -145,6 +147,8 @@ class CheckpointsSection(Section):
     """versions whose weights are kept"""
     state_every: int = Field(default=1, ge=1)
     """optimizer state is saved with every K-th version; a restart from another one goes back to the last that has it"""
+    garbage_grace_s: float = Field(default=3600.0, gt=0)
+    """directories that no version names (a crash left them) are removed this long after they were last written"""
 
 
 class KafkaSection(Section):
@@ -174,6 +178,8 @@ class MlflowSection(Section):
     uri: str = ""
     """tracking address; empty: sqlite in the run directory; MLFLOW_TRACKING_URI overrides it"""
     experiment: str = "driftlog"
+    best_metric: str = "critic/rewards/mean"
+    """highest value: alias `best` in the registry, where no version was evaluated; empty: no such alias"""
 
 
 class ViewSection(Section):
@@ -244,6 +250,13 @@ def problems(config: Config) -> list[str]:
                 f"{hidden_s:g}: "
                 "a trainer killed inside a transaction hides all acknowledgements that long; raise it"
             )
+    unnamed_s = trainer.rank_timeout_s + kafka.delivery_timeout_s + hidden_s
+    if config.checkpoints.garbage_grace_s <= unnamed_s:
+        found.append(
+            f"checkpoints.garbage_grace_s = {config.checkpoints.garbage_grace_s:g} <= trainer.rank_timeout_s + "
+            f"kafka.delivery_timeout_s + kafka.transaction_timeout_s + {TRANSACTION_CLEANUP_S:g} = {unnamed_s:g}: a "
+            "checkpoint whose transaction is under way would be deleted as garbage; raise it"
+        )
     if config.generator.heartbeat_s * 3 > coordinator.lease_s:
         found.append(
             f"generator.heartbeat_s = {config.generator.heartbeat_s:g} > coordinator.lease_s / 3 = "
@@ -294,7 +307,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
     for override in overrides:
-        _apply(data, override)
+        apply_override(data, override)
     return parse_config(data, where)
 
 
@@ -334,7 +347,8 @@ def _refuse_unknown(data: Mapping[str, Any], where: str) -> None:
                 raise ConfigError(f"{where}: unknown key {section}.{key}; the nearest is {near[0]}")
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Put `section.key=value` into plain values. ConfigError when it is not written like that."""
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     if not separator or len(parts) < 2:

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 
-_PLUGINS = ("tests.fixtures_kafka",)
+_PLUGINS = ("tests.fixtures_kafka", "tests.fixtures_mlflow")
 pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name) is not None]
 
 TESTS = Path(__file__).parent

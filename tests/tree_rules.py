@@ -22,7 +22,7 @@ SKIPPED_FOLDERS = frozenset({"__pycache__", "runs", "build", "dist", "mlruns", "
 # One door a client: where a library may be imported. An empty tuple: nowhere.
 DOORS: dict[str, tuple[str, ...]] = {
     "kafka": ("infra/kafka_*.py",),
-    "mlflow": ("infra/mlflow_tracker.py",),
+    "mlflow": ("infra/mlflow_*.py",),
     "fsspec": ("infra/checkpoint_store.py",),
     "transformers": ("infra/model.py",),
     "vllm": ("producers/engines/vllm*.py",),

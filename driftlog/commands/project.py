@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 
 from driftlog.services import add_service_options, serve
@@ -16,7 +15,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
     """Declare the command."""
     parser = commands.add_parser("project", help="show a run in MLflow while it goes on")
     add_service_options(parser)
-    parser.add_argument("--rebuild", action="store_true", help="show everything again from the start of the log")
     return parser
 
 
@@ -27,6 +25,6 @@ def run(options: argparse.Namespace) -> int:
         "projector",
         threads=lambda _: 1,
         prepare=lambda config, at: importlib.import_module("infra.mlflow_tracker"),
-        build=functools.partial(build_projector, rebuild=options.rebuild),
+        build=build_projector,
         idle_wait_s=0.2,
     )

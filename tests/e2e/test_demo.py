@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,35 @@ def test_a_version_is_pinned_and_unpinned_once_each_and_an_unknown_one_is_refuse
 def test_mlflow_has_the_run(demo: Site) -> None:
     assert (demo.runs / "mlflow.db").exists()
     assert "finished" in (demo.run().logs / "projector.log").read_text()
+
+
+def test_mlflow_says_what_the_log_says_and_an_edit_is_found(broker: Site) -> None:
+    where = ("--directory", str(broker.runs))
+    compared = driftlog("mlflow", "compare", *where, "--json")
+    assert compared.returncode == 0, compared.stderr
+    report = json.loads(compared.stdout)
+    assert (report["differences"], report["is_running"]) == ([], False)
+    assert report["entries"] > 500
+
+    with closing(sqlite3.connect(broker.runs / "mlflow.db")) as database, database:
+        database.execute("update logged_model_tags set tag_value = '9' where tag_key = 'driftlog.depth'")
+    edited = driftlog("mlflow", "compare", *where)
+    assert edited.returncode == 1
+    assert "version/2/tag/depth: '9', the log says '2'" in edited.stderr
+
+
+def test_a_lost_mlflow_is_made_anew_from_the_log(broker: Site) -> None:
+    where = ("--directory", str(broker.runs), "--tracking-uri", f"sqlite:///{broker.folder / 'fresh.db'}", "--json")
+    missing = driftlog("mlflow", "compare", *where)
+    assert missing.returncode == 2
+    assert "fresh.db does not exist" in missing.stderr
+
+    assert driftlog("mlflow", "rebuild", *where).returncode == 0
+    compared = driftlog("mlflow", "compare", *where)
+
+    assert compared.returncode == 0, compared.stderr
+    report = json.loads(compared.stdout)
+    assert (report["differences"], report["records_behind"]) == ([], 0)
 
 
 def test_a_second_run_of_the_same_name_does_nothing_again(demo: Site) -> None:

@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings
-from infra.mlflow_tracker import BOOKMARK_TAG, MlflowSettings, MlflowTracker, _name
+from infra.mirror_entries import BOOKMARK_TAG, safe_name
+from infra.mlflow_access import MlflowSettings
+from infra.mlflow_tracker import MlflowTracker
 from schemas.errors import ConfigError, TrackerUnavailable
-from tests.fakes.projected_log import RUN, ProjectedLog, inline
+from tests.fakes.projected_log import ORIGIN, ProjectedLog, project
 from tests.fakes.virtual_clock import START_US, VirtualClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Making the tables takes seconds: done once, then copied."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    tracker = MlflowTracker(MlflowSettings(tracking_uri=f"sqlite:///{path}", experiment="template"), VirtualClock())
-    tracker.start("template", {})
-    return path
+@pytest.fixture
+def settings(mlflow_settings: MlflowSettings) -> MlflowSettings:
+    return mlflow_settings
 
 
 @pytest.fixture
-def settings(tmp_path: Path, empty_database: Path) -> MlflowSettings:
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    return MlflowSettings(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}", experiment="tests")
+def tracker(mlflow_tracker: MlflowTracker) -> MlflowTracker:
+    return mlflow_tracker
 
 
 @pytest.fixture
-def tracker(settings: MlflowSettings) -> MlflowTracker:
-    return MlflowTracker(settings, VirtualClock())
+def client(mlflow_client: Any) -> Any:
+    return mlflow_client
 
 
-@pytest.fixture
-def client(settings: MlflowSettings) -> Iterator[Any]:
-    import mlflow
-
-    return mlflow.MlflowClient(tracking_uri=settings.tracking_uri)
+def _started(settings: MlflowSettings, *params: dict[str, str]) -> MlflowTracker:
+    tracker = MlflowTracker(settings, VirtualClock())
+    tracker.start(ORIGIN, params)
+    return tracker
 
 
 def _models(client: Any, tracker: MlflowTracker) -> dict[str, Any]:
@@ -62,21 +55,13 @@ def _curve(client: Any, tracker: MlflowTracker, name: str) -> list[tuple[int, fl
     return sorted((point.step, point.value) for point in client.get_metric_history(tracker.run_id, name))
 
 
-def _project(log: ProjectedLog, tracker: MlflowTracker, **options: Any) -> ProjectorService:
-    ports = ProjectorPorts(reader=log.reader(), tracker=tracker, clock=log.clock, background=inline)
-    service = ProjectorService(ProjectorSettings(run=RUN, params={"lr": "1e-3"}, **options), ports)
-    while service.step():
-        pass
-    return service
-
-
-def test_a_whole_run_is_there_and_a_restart_and_a_rebuild_change_nothing(
+def test_a_whole_run_is_there_and_a_restart_changes_nothing(
     settings: MlflowSettings, tracker: MlflowTracker, client: Any
 ) -> None:
     log = ProjectedLog()
     for version in (1, 2, 3):
         log.full_step(version, at_s=10 * version, reward=version / 10)
-    _project(log, tracker, batch_records=7)
+    project(log, tracker, batch_records=7)
 
     def snapshot() -> tuple[Any, ...]:
         run = client.get_run(tracker.run_id)
@@ -103,16 +88,14 @@ def test_a_whole_run_is_there_and_a_restart_and_a_rebuild_change_nothing(
     assert _curve(client, tracker, "ledger_total/trajectory/dropped/stale") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
     before = snapshot()
-    _project(log, MlflowTracker(settings, log.clock))
-    assert snapshot() == before
-    _project(log, MlflowTracker(settings, log.clock), rebuild=True)
+    project(log, MlflowTracker(settings, log.clock))
     assert snapshot() == before
 
 
 def test_the_end_of_a_run_is_its_status_and_a_later_start_opens_it_again(
     settings: MlflowSettings, tracker: MlflowTracker, client: Any
 ) -> None:
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     run_id = tracker.run_id
     for status in ("killed", "failed", "finished"):
         tracker.end(status)  # type: ignore[arg-type]
@@ -122,7 +105,7 @@ def test_the_end_of_a_run_is_its_status_and_a_later_start_opens_it_again(
     tracker.save_bookmark("b")
 
     again = MlflowTracker(settings, VirtualClock())
-    assert again.start("demo", {}) == "b"
+    assert again.start(ORIGIN, []) == "b"
     assert again.run_id == run_id
     assert client.get_run(run_id).info.status == "RUNNING"
     assert _curve(client, tracker, "late") == [(1, 1.0)]
@@ -131,15 +114,15 @@ def test_the_end_of_a_run_is_its_status_and_a_later_start_opens_it_again(
 def test_what_is_buffered_is_written_before_the_bookmark_and_in_allowed_batches(
     tracker: MlflowTracker, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     sizes: list[int] = []
-    log_batch = type(tracker._client).log_batch
+    log_batch = type(tracker._access.client).log_batch
 
     def note(self: Any, run_id: str, metrics: Any = (), **rest: Any) -> Any:
         sizes.append(len(metrics))
         return log_batch(self, run_id, metrics=metrics, **rest)
 
-    monkeypatch.setattr(type(tracker._client), "log_batch", note)
+    monkeypatch.setattr(type(tracker._access.client), "log_batch", note)
     for step in range(5):
         tracker.log_step(step, {f"m{index}": float(step) for index in range(450)}, START_US)
     tracker.save_bookmark("there")
@@ -153,7 +136,7 @@ def test_what_is_buffered_is_written_before_the_bookmark_and_in_allowed_batches(
 def test_non_finite_values_never_become_points(
     tracker: MlflowTracker, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
             tracker.log_step(step, {"kl": float("inf"), "loss": float("nan"), "good": 1.0}, START_US)
@@ -166,7 +149,7 @@ def test_non_finite_values_never_become_points(
 
 def test_250_parameters_one_of_them_long_are_all_there(tracker: MlflowTracker, client: Any) -> None:
     params = {f"key{index}": str(index) for index in range(249)} | {"trainer.prompt": "p" * 9_000}
-    tracker.start("demo", params)
+    tracker.start(ORIGIN, [params])
 
     there = client.get_run(tracker.run_id).data.params
     assert len(there) == 250
@@ -181,16 +164,16 @@ def test_a_server_with_shorter_limits_gets_shorter_values(
 ) -> None:
     from mlflow.exceptions import MlflowException
 
-    tracker.start("demo", {})
-    log_batch = type(tracker._client).log_batch
+    tracker.start(ORIGIN, [])
+    log_batch = type(tracker._access.client).log_batch
 
     def old_server(self: Any, run_id: str, params: Any = (), **rest: Any) -> Any:
         if any(len(param.value) > 250 for param in params):
             raise MlflowException("Param value had length 6000, which exceeded length limit of 250", 1000)
         return log_batch(self, run_id, params=params, **rest)
 
-    monkeypatch.setattr(type(tracker._client), "log_batch", old_server)
-    tracker.start("demo", {"long": "x" * 9_000, "short": "y"})
+    monkeypatch.setattr(type(tracker._access.client), "log_batch", old_server)
+    tracker.start(ORIGIN, [{"long": "x" * 9_000, "short": "y"}])
 
     there = client.get_run(tracker.run_id).data.params
     assert (len(there["long"]), there["short"]) == (250, "y")
@@ -199,9 +182,10 @@ def test_a_server_with_shorter_limits_gets_shorter_values(
 def test_a_changed_parameter_is_added_beside_the_old_one(
     settings: MlflowSettings, tracker: MlflowTracker, client: Any
 ) -> None:
-    tracker.start("demo", {"lr": "1e-5", "prompt": "p" * 9_000})
+    first = {"lr": "1e-5", "prompt": "p" * 9_000}
+    tracker.start(ORIGIN, [first])
     for lr in ("5e-6", "5e-6", "1e-6"):
-        MlflowTracker(settings, VirtualClock()).start("demo", {"lr": lr, "prompt": "p" * 9_000, "new": "1"})
+        _started(settings, {"lr": lr, "prompt": "p" * 9_000, "new": "1"})
 
     there = client.get_run(tracker.run_id).data.params
     assert {key: value for key, value in there.items() if key != "prompt"} == {
@@ -217,7 +201,7 @@ def test_a_run_deleted_under_way_is_replaced_and_filled_from_the_start(
 ) -> None:
     log = ProjectedLog()
     log.full_step(1, at_s=10)
-    service = _project(log, tracker)
+    service = project(log, tracker)
     deleted = tracker.run_id
     client.delete_run(deleted)
     log.full_step(2, at_s=20)
@@ -237,11 +221,34 @@ def test_a_run_deleted_under_way_is_replaced_and_filled_from_the_start(
 
 
 def test_a_deleted_experiment_says_what_to_do(tracker: MlflowTracker, client: Any) -> None:
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     client.delete_experiment(client.get_run(tracker.run_id).info.experiment_id)
 
     with pytest.raises(ConfigError, match="'tests' was deleted .*: restore it .*, or choose another name"):
-        tracker.start("demo", {})
+        tracker.start(ORIGIN, [])
+
+
+def test_an_experiment_that_is_deleted_in_mid_run_and_restored_is_caught_up(
+    tracker: MlflowTracker, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = ProjectedLog()
+    log.full_step(1, at_s=10)
+    service = project(log, tracker)
+    experiment = client.get_run(tracker.run_id).info.experiment_id
+    client.delete_experiment(experiment)
+    log.full_step(2, at_s=20)
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            while service.step():
+                pass
+            log.clock.advance(60)
+        client.restore_experiment(experiment)
+        while service.step():
+            pass
+
+    assert _curve(client, tracker, "actor/lr") == [(1, 1e-3), (2, 1e-3)]
+    told = [record.message for record in caplog.records if record.name == "consumers.projector"]
+    assert told == ["tracker_unavailable", "projection_starts", "tracker_is_back"]
 
 
 def test_a_locked_database_is_unavailable_and_can_be_used_afterwards(
@@ -249,7 +256,7 @@ def test_a_locked_database_is_unavailable_and_can_be_used_afterwards(
 ) -> None:
     from sqlalchemy import sql
 
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     # MLflow waits 20 s for a lock; the outcome is the same after 1 ms.
     text = sql.text
     monkeypatch.setattr(sql, "text", lambda words: text(words.replace("busy_timeout = 20000", "busy_timeout = 1")))
@@ -263,7 +270,7 @@ def test_a_locked_database_is_unavailable_and_can_be_used_afterwards(
         other.rollback()
         other.close()
 
-    assert tracker.start("demo", {}) is None
+    assert tracker.start(ORIGIN, []) is None
     tracker.log_step(1, {"a": 1.0}, START_US)
     tracker.save_bookmark("b")
     assert _curve(client, tracker, "a") == [(1, 1.0)]
@@ -272,16 +279,16 @@ def test_a_locked_database_is_unavailable_and_can_be_used_afterwards(
 def test_a_refused_host_header_is_named_as_such(tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.exceptions import MlflowException
 
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     remote = MlflowTracker(MlflowSettings(tracking_uri="http://mlflow:5000"), VirtualClock())
-    remote._client = tracker._client
+    remote._access.client = tracker._access.client
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise MlflowException("API request failed with error code 403: Invalid Host header - possible DNS rebinding")
 
-    monkeypatch.setattr(type(tracker._client), "get_experiment_by_name", refuse)
+    monkeypatch.setattr(type(tracker._access.client), "get_experiment_by_name", refuse)
     with pytest.raises(TrackerUnavailable, match="refuse the Host header 'mlflow:5000'.*--allowed-hosts"):
-        remote.start("demo", {})
+        remote.start(ORIGIN, [])
 
 
 @pytest.mark.parametrize(
@@ -294,11 +301,11 @@ def test_a_refused_host_header_is_named_as_such(tracker: MlflowTracker, monkeypa
     ],
 )
 def test_names_are_made_of_what_mlflow_accepts(given: str, expected: str) -> None:
-    assert _name(given) == expected
+    assert safe_name(given) == expected
 
 
 def test_a_bookmark_that_would_be_cut_is_a_mistake_of_ours(tracker: MlflowTracker) -> None:
-    tracker.start("demo", {})
+    tracker.start(ORIGIN, [])
     with pytest.raises(ValueError, match="at most 5000"):
         tracker.save_bookmark("x" * 5_001)
 
@@ -307,17 +314,20 @@ def test_a_bookmark_that_would_be_cut_is_a_mistake_of_ours(tracker: MlflowTracke
 def test_processes_that_start_together_find_one_database_and_one_experiment(tmp_path: Path) -> None:
     script = f"""
 import sys
-from infra.mlflow_tracker import MlflowSettings, MlflowTracker
+from infra.mlflow_access import MlflowSettings
+from infra.mlflow_tracker import MlflowTracker
+from infra.tracker_port import RunOrigin
 from infra.clock import SystemClock
 tracker = MlflowTracker(MlflowSettings(tracking_uri="sqlite:///{tmp_path}/new/mlflow.db"), SystemClock())
 print("ready", flush=True)
 sys.stdin.readline()
 name = "run-" + sys.argv[1]
-tracker.start(name, {{"a": "1"}})
+origin = RunOrigin(run=name, log_id="a", started_at_us=0)
+tracker.start(origin, [{{"a": "1"}}])
 for step in range(20):
     tracker.log_step(step, {{"m": step}}, step * 1000)
     tracker.save_bookmark(str(step))
-print("done", tracker.start(name, {{}}))
+print("done", tracker.start(origin, []))
 """
     processes = [
         subprocess.Popen(

@@ -60,6 +60,10 @@ def test_every_configuration_of_the_repository_is_possible(path: Path) -> None:
             {"trainer": {"group_timeout_s": 6}},
             "kafka.session_timeout_s = 6 >= trainer.group_timeout_s = 6",
         ),
+        (
+            {"checkpoints": {"garbage_grace_s": 371}},
+            "checkpoints.garbage_grace_s = 371 <= trainer.rank_timeout_s + kafka.delivery_timeout_s + kafka.tran",
+        ),
         ({"run": {"name": "No Spaces"}}, "run.name: run name 'No Spaces': use lower-case letters"),
     ],
 )
@@ -73,6 +77,7 @@ def test_a_combination_that_cannot_work_names_both_sides_and_the_reason(data: di
         {"trainer": {"max_lag": 2, "run_ahead": 2}},
         {"trainer": {"max_lag": 0}},
         {"checkpoints": {"keep": 4}},
+        {"checkpoints": {"garbage_grace_s": 372}},
         {"trainer": {"min_group": 16}},
         {"coordinator": {"lease_s": 11.1}},
         {"generator": {"heartbeat_s": 5}},

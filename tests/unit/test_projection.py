@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from consumers.projection import Bookmark, EndRow, Projection, Row, StepRow, VersionRow, decode_bookmark, merge_versions
+from consumers.projection import Projection
+from consumers.projection_rows import Bookmark, EndRow, Row, StepRow, VersionRow, decode_bookmark, merge_versions
 from schemas.errors import InvalidRecord
 from schemas.policy_events import VersionActivated, VersionFailed, VersionRetired
 from tests.fakes.projected_log import RUN, ProjectedLog, dropped, trained
@@ -13,10 +14,7 @@ from tests.fakes.virtual_clock import START_US
 
 def _fold(log: ProjectedLog, bookmark: Bookmark | None = None) -> tuple[list[Row], Projection]:
     projection = Projection(RUN, bookmark)
-    reader = log.reader()
-    if bookmark is not None:
-        reader.seek("demo.ledger", 0, bookmark.ledger)
-    return [row for record in reader.poll(1_000) for row in projection.apply(record)], projection
+    return [row for record in log.records() for row in projection.apply(record)], projection
 
 
 def _tags(rows: list[Row], version: int) -> dict[str, str]:
@@ -175,7 +173,7 @@ def test_a_run_is_complete_when_both_topics_say_so() -> None:
     rows, projection = _fold(log)
 
     assert projection.complete
-    assert [row for row in rows if isinstance(row, EndRow)] == [EndRow(status="finished")]
+    assert [row for row in rows if isinstance(row, EndRow)] == [EndRow(status="finished", at_us=START_US + 5_000_000)]
     assert _curve(rows, "ledger_total/trajectory/dropped/run_ended") == [(1, 1.0)]
 
 
@@ -243,8 +241,8 @@ def test_rows_of_one_version_become_one_with_the_latest_tags() -> None:
         VersionRow(
             version=1, parent=0, tags={"state": "live", "depth": "1", "batch": "x"}, metrics={"r": 0.5}, at_us=2
         ),
-        step,
         VersionRow(version=2, parent=1, tags={"state": "published"}, at_us=3),
+        step,
     ]
 
 

@@ -6,12 +6,15 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings, in_thread
 from schemas.errors import ConfigError, TrackerUnavailable
+from schemas.policy_events import WorkerJoined
 from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline
+from tests.fakes.virtual_clock import START_US
 
 
 def _service(
@@ -19,10 +22,10 @@ def _service(
     tracker: FakeTracker,
     *,
     batch_records: int = 200,
-    rebuild: bool = False,
     background: Callable[..., Future[str | None]] = inline,
+    **options: Any,
 ) -> ProjectorService:
-    settings = ProjectorSettings(run=RUN, params={"lr": "1e-3"}, batch_records=batch_records, rebuild=rebuild)
+    settings = ProjectorSettings(run=RUN, params=[{"lr": "1e-3"}], batch_records=batch_records, **options)
     ports = ProjectorPorts(reader=log.reader(), tracker=tracker, clock=log.clock, background=background)
     return ProjectorService(settings, ports)
 
@@ -57,7 +60,7 @@ def test_every_version_has_an_entry_and_the_curves_have_its_points(log: Projecte
     assert [tracker.versions[version].get("parent") for version in range(4)] == [None, "0", "1", "2"]
     assert tracker.curve("critic/rewards/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert tracker.curve("ledger_total/trajectory/dropped/stale") == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    assert tracker.params == {"lr": "1e-3"}
+    assert tracker.params == [{"lr": "1e-3"}]
 
 
 def test_a_run_that_ended_is_marked_finished_and_the_service_is_done(log: ProjectedLog) -> None:
@@ -93,14 +96,14 @@ def test_a_restart_goes_on_from_the_bookmark_and_shows_nothing_twice(log: Projec
     calls_before = len(tracker.calls)
 
     _run(_service(log, tracker))
-    assert tracker.calls[calls_before:] == ["start"]
+    assert tracker.calls[calls_before:] == ["start", "log_text", "promote"]
 
     log.full_step(4, at_s=40)
     _run(_service(log, tracker))
 
     assert tracker.curve("ledger_total/trajectory/trained")[-1] == (4, 8.0)
     assert tracker.versions[3]["state"] == "was_live"
-    assert tracker.calls[calls_before + 1 :].count("log_step") == 2
+    assert tracker.calls[calls_before:].count("log_step") == 2
 
 
 @pytest.mark.parametrize("batch_records", [1, 2, 3, 7])
@@ -111,6 +114,21 @@ def test_the_size_of_a_batch_changes_nothing(log: ProjectedLog, batch_records: i
 
     assert small.points == whole.points
     assert small.versions == whole.versions
+
+
+@pytest.mark.parametrize("batch_records", [1, 3, 200])
+def test_a_ledger_that_is_read_before_the_policy_topic_changes_nothing(log: ProjectedLog, batch_records: int) -> None:
+    log.end(3, at_s=99)
+    one, other = FakeTracker(), FakeTracker()
+    for first, tracker in (("demo.policy", one), ("demo.ledger", other)):
+        settings = ProjectorSettings(run=RUN, batch_records=batch_records)
+        ports = ProjectorPorts(reader=log.reader(first), tracker=tracker, clock=log.clock, background=inline)
+        service = ProjectorService(settings, ports)
+        _run(service)
+        assert service.finished
+
+    assert other.shown() == one.shown()
+    assert other.versions[1]["parent_model"] == "of 0"
 
 
 @pytest.mark.parametrize("call", range(40))
@@ -202,15 +220,33 @@ def test_a_replaced_run_gets_everything_again(log: ProjectedLog) -> None:
     assert tracker.curve("critic/rewards/mean")[-1][0] == 4
 
 
-def test_a_rebuild_from_the_start_gives_the_same(log: ProjectedLog) -> None:
+def test_a_rebuild_gives_the_same_in_a_new_entry_that_takes_the_place_when_it_is_complete(log: ProjectedLog) -> None:
+    log.end(3, at_s=99)
     tracker = FakeTracker()
     _run(_service(log, tracker))
-    points, versions, bookmark = dict(tracker.points), dict(tracker.versions), tracker.bookmark
+    live = tracker.shown()
+    service = _service(log, tracker, rebuild=True, batch_records=5)
+    tracker.calls.clear()
+    while not service.caught_up:
+        assert not tracker.took_place
+        service.step()
+    assert not tracker.took_place
+    service.close()
 
-    _run(_service(log, tracker, rebuild=True))
+    assert tracker.took_place
+    assert tracker.calls.count("log_version") > 4
+    assert tracker.shown() == live
 
-    assert (tracker.points, tracker.versions, tracker.bookmark) == (points, versions, bookmark)
-    assert tracker.calls.count("log_step") > 10
+
+def test_a_rebuild_that_was_cut_off_does_not_take_the_place(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    service = _service(log, tracker, rebuild=True, batch_records=5)
+    for _ in range(6):
+        service.step()
+    service.close()
+
+    assert tracker.points
+    assert not tracker.took_place
 
 
 @pytest.mark.parametrize("bookmark", ["edited by hand", '{"ended":null,"ledger":9999,"policy":1,"totals":{}}'])
@@ -252,10 +288,27 @@ def test_a_step_does_not_wait_for_a_tracker_that_hangs(log: ProjectedLog) -> Non
     service.close(timeout_s=60)
 
 
+def test_nothing_is_asked_of_the_tracker_before_the_run_has_begun() -> None:
+    log = ProjectedLog(empty=True)
+    # A worker may be there before the trainer.
+    log.policy(WorkerJoined(run=RUN, at_us=7, worker="g1", incarnation="i1", engine="hf", dtype="float32"))
+    tracker = FakeTracker()
+    service = _service(log, tracker)
+    _run(service)
+    assert (tracker.calls, service.has_begun) == ([], False)
+
+    log.begin()
+    _run(service)
+    assert tracker.origin is not None
+    assert tracker.origin.started_at_us == START_US
+    assert sorted(tracker.versions) == [0]
+
+
 def test_close_waits_no_longer_than_it_is_told(log: ProjectedLog, caplog: pytest.LogCaptureFixture) -> None:
     never: Future[str | None] = Future()
     service = _service(log, FakeTracker(), background=lambda work: never)
-    service.step()
+    while service.step():
+        pass
 
     with caplog.at_level(logging.WARNING):
         service.close(timeout_s=0.01)
