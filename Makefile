@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help setup lock test test-fast check format demo up down bench bench-objective bench-replay bench-switching chaos chaos-smoke \
+.PHONY: help setup lock test test-long test-fast check format demo up down bench bench-objective bench-replay bench-switching chaos chaos-smoke \
 	sim sim-mutants fuzz parity lag-study clean need-python need-java need-mvn
 
 help:  ## this list
@@ -82,11 +82,14 @@ lock:  ## write requirements.lock from what is installed in .venv now (upgrade t
 
 # ---------------------------------------------------------------- tests
 
-test: setup  ## every test but those that need an accelerator
-	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+test: setup  ## every test but those that need an accelerator, and the long ones
+	$(PY) -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+
+test-long: setup  ## whole runs that are killed, branched, compared or trained again: minutes; part of CI
+	$(PY) -m pytest -m "not gpu and long" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)/project  ## without the broker and the slow ones
-	$(PY) -m pytest -m "not gpu and not kafka and not e2e and not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not gpu and not kafka and not e2e and not slow and not long" $(PYTEST_ARGS)
 
 check: $(STAMP)/project  ## lint, format, types, import contract
 	$(BIN)/ruff check .

@@ -65,6 +65,7 @@ class RunDirectory:
         stored = self.stored_config()
         if stored is None:
             write_json(self.path / "config.json", config.model_dump(mode="json"))
+            self._remember_digest(config, self.path / "config.json")
             return []
         changes = changed_keys(learning_settings(stored), learning_settings(config))
         if changes and not accept_changes:
@@ -75,7 +76,27 @@ class RunDirectory:
         files = self.config_files()
         path = self.path / f"config.{len(files)}.json" if changes else files[-1]
         write_json(path, config.model_dump(mode="json"))
+        self._remember_digest(config, path)
         return changes
+
+    def configs_by_digest(self) -> dict[str, Config]:
+        """The configurations by every digest the log may know them under.
+
+        A digest is what the build made of the settings when it trained: a later build that has more of them makes
+        another one of the same file, so each is remembered when the configuration is adopted."""
+        known = {config.digest(): config for config in map(read_config, self.config_files())}
+        remembered = _read_object(self._digests) if self._digests.exists() else {}
+        return known | {digest: read_config(self.path / str(name)) for digest, name in remembered.items()}
+
+    def _remember_digest(self, config: Config, path: Path) -> None:
+        known = _read_object(self._digests) if self._digests.exists() else {}
+        if config.digest() not in known:
+            write_json(self._digests, {**known, config.digest(): path.name})
+
+    @property
+    def _digests(self) -> Path:
+        """digest -> name of the configuration's file"""
+        return self.path / "digests.json"
 
     # ------------------------------------------------------------ one owner at a time
 
@@ -133,13 +154,17 @@ def find_run(directory: Path, name: str | None) -> RunDirectory:
 
 def read_config(path: Path) -> Config:
     """A stored, resolved configuration."""
+    return parse_config(_read_object(path), str(path))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: not a configuration")
-    return parse_config(data, str(path))
+        raise ConfigError(f"{path}: not a JSON object")
+    return data
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -89,6 +89,6 @@ def audit_run(at: OpenedRun, *, version: int | None = None, allow_gaps: bool = T
     from driftlog.learning_settings import advantages_of, objective_settings
 
     rules: dict[str, AuditRules] = {}
-    for config in at.configs():
-        rules |= rules_from_configs([config], advantages_of(objective_settings(config)))
+    for digest, config in at.run.configs_by_digest().items():
+        rules[digest] = rules_from_configs([config], advantages_of(objective_settings(config)))[config.digest()]
     return audit(at.log(), rules, at.store(), version=version, allow_gaps=allow_gaps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from schemas.policy_fold import PolicyFold
 
 def retrainers(at: OpenedRun, fold: PolicyFold, store: CheckpointStore, tell: Callable[[str], None]) -> OpenRetrainer:
     """Learners by the config digest of a step, with the threads its manifest names."""
-    configs = at.configs()
+    configs = at.run.configs_by_digest()
     revision = code_revision()
 
     def open_retrainer(config_digest: str, threads: int | None) -> Retrainer:
@@ -48,19 +48,20 @@ def retrainers(at: OpenedRun, fold: PolicyFold, store: CheckpointStore, tell: Ca
     return open_retrainer
 
 
-def config_of(configs: list[Config], config_digest: str) -> tuple[Config, tuple[Difference, ...]]:
+def config_of(configs: Mapping[str, Config], config_digest: str) -> tuple[Config, tuple[Difference, ...]]:
     """The stored configuration of that digest. ConfigError where several are stored and none of them is it."""
-    found = {config.digest(): config for config in configs}
-    if config_digest in found:
-        return found[config_digest], ()
-    if len(configs) != 1:
+    if config_digest in configs:
+        return configs[config_digest], ()
+    different = {config.digest(): config for config in configs.values()}
+    if len(different) != 1:
         raise ConfigError(
-            f"a step was trained under configuration {config_digest[:12]}..., which is none of the {len(configs)} "
-            "stored with the run as this build reads them: replay with the code the manifest names"
+            f"a step was trained under configuration {config_digest[:12]}..., which is none of the {len(different)} "
+            "stored with the run: replay with the code the manifest names"
         )
     # One configuration is stored, so it is the one; a build with other keys gives it another digest.
-    words = f"digest {config_digest[:12]}... when it was trained, this build reads {configs[0].digest()[:12]}..."
-    return configs[0], (Difference(part="environment", subject="configuration", detail=words),)
+    [(digest, config)] = different.items()
+    words = f"digest {config_digest[:12]}... when it was trained, this build reads {digest[:12]}..."
+    return config, (Difference(part="environment", subject="configuration", detail=words),)
 
 
 def _whose(threads: int | None) -> str:

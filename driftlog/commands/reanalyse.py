@@ -92,14 +92,14 @@ def _prepared(at: OpenedRun, options: argparse.Namespace, found: Retained) -> tu
     overrides, reward_name = split_reward(options.overrides)
     segments: dict[str, Segment] = {}
     changes: dict[str, list[str]] = {}
-    for config in at.configs():
+    for digest, config in at.run.configs_by_digest().items():
         own = rules_of(config, found.fingerprint, found.ranks)
         other = own
         if overrides:
             changed = changed_config(config, overrides)
             other = rules_of(changed, found.fingerprint, found.ranks)
-            changes[config.digest()] = changed_keys(learning_settings(config), learning_settings(changed))
-        segments[config.digest()] = Segment(own=own, other=other)
+            changes[digest] = changed_keys(learning_settings(config), learning_settings(changed))
+        segments[digest] = Segment(own=own, other=other)
     torch.set_num_threads(at.config.trainer.threads)  # sums are cut by it
     log = at.log()
     rewards = None if reward_name is None else _rewards(at, log, reward_name, found)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.driving import Site, driftlog, going, leftovers, make_site, up, wait_for_version
 
+pytestmark = pytest.mark.long
+
 BRANCH = ("--from-version", "3")
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.e2e.chaos_plan import BASELINE, COORDINATOR, ON_POLICY, SAME, TRAINER, Fault, Phase, RunPlan, What
 from tests.e2e.chaos_run import carry_out
 
+pytestmark = pytest.mark.long
+
 SMALL = ("generator.workers=2", "coordinator.min_workers=2", "coordinator.lease_s=12.0")
 KILLED = RunPlan(
     name=SAME,
@@ -22,7 +24,6 @@ KILLED = RunPlan(
 )
 
 
-@pytest.mark.slow
 def test_kills_of_trainer_and_coordinator_leave_the_final_weights_as_they_are(tmp_path: Path, kafka_jars: Path) -> None:
     said: list[str] = []
     calm, killed = (

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from driftlog.broker_access import reading_broker
 from driftlog.run_reading import opened
 from schemas.ledger import StepCompleted
 from tests.e2e.driving import Site, going, kill_service, leftovers, up, wait_for_version
+
+pytestmark = pytest.mark.long
 
 OVERLAPS = "trainer.overlap_publication=true"
 

@@ -12,6 +12,8 @@ from infra.model import load_policy
 from tests.e2e.driving import Site, driftlog, leftovers, make_site, up
 from tests.e2e.rewriting import alter_reward, copied
 
+pytestmark = pytest.mark.long
+
 # What decides bits beside the plain step: several optimizer steps, a reference, rows used again, a lagging policy.
 SETTINGS = (
     "trainer.max_lag=2", "trainer.minibatches=2", "replay.steps=2", "replay.groups_per_step=1",

@@ -28,19 +28,21 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path: Path, capsys:
 def test_each_step_is_trained_under_the_configuration_of_its_digest() -> None:
     first, second = Config(), parse_config({"trainer": {"learning_rate": 0.5}}, "test")
 
-    assert config_of([first, second], first.digest()) == (first, ())
-    assert config_of([first, second], second.digest()) == (second, ())
+    both = {config.digest(): config for config in (first, second)}
+    assert config_of(both, first.digest()) == (first, ())
+    assert config_of(both, second.digest()) == (second, ())
 
 
 def test_a_digest_that_this_build_spells_otherwise_is_told_where_one_configuration_is_stored() -> None:
-    config, (difference,) = config_of([Config()], "0" * 64)
+    config, (difference,) = config_of({Config().digest(): Config()}, "0" * 64)
 
     assert config == Config()
     assert (difference.part, difference.subject) == ("environment", "configuration")
 
 
 def test_an_unknown_digest_among_several_configurations_is_refused() -> None:
-    others = [Config(), parse_config({"trainer": {"learning_rate": 0.5}}, "test")]
+    stored = (Config(), parse_config({"trainer": {"learning_rate": 0.5}}, "test"))
+    others = {config.digest(): config for config in stored}
 
     with pytest.raises(ConfigError, match="none of the 2 stored with the run"):
         config_of(others, "0" * 64)

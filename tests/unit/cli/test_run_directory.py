@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,18 @@ def test_set_does_not_go_with_a_stored_configuration(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="--set"):
         config_of(options)
+
+
+def test_a_configuration_is_found_by_the_digest_another_build_gave_it(tmp_path: Path) -> None:
+    """A build with more settings makes another digest of the same file: both name it."""
+    run = RunDirectory(tmp_path, "demo")
+    run.adopt(_config(), accept_changes=False)
+    digests = run.path / "digests.json"
+    [(now, name)] = json.loads(digests.read_text()).items()
+    digests.write_text(json.dumps({"0" * 64: name}))
+    run.adopt(_config(trainer={"max_lag": 1}), accept_changes=True)
+
+    found = run.configs_by_digest()
+    assert {digest: config.trainer.max_lag for digest, config in found.items()} == {
+        "0" * 64: 2, now: 2, _config(trainer={"max_lag": 1}).digest(): 1,
+    }  # fmt: skip
