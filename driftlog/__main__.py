@@ -18,9 +18,9 @@ from infra.runner import ExitCode, exit_code, say_on_stderr
 from schemas.errors import DriftlogError, EnvironmentMissing
 
 VERBS = (
-    "up", "down", "status", "summary", "audit", "replay", "trace", "samples", "reanalyse", "export", "report", "pin",
-    "unpin", "doctor", "broker", "topics", "init-policy", "generate", "train", "coordinate", "project", "mlflow",
-    "greedy",
+    "up", "down", "status", "summary", "audit", "lineage", "diff", "replay", "trace", "samples", "reanalyse",
+    "export", "report", "pin", "unpin", "doctor", "broker", "topics", "init-policy", "generate", "train",
+    "coordinate", "project", "mlflow", "greedy",
 )  # fmt: skip
 HIDDEN = frozenset({"greedy"})
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from consumers.offline.audit_gaps import Gaps, unseen
 from consumers.offline.audit_index import AuditRules, Ref, RunIndex
 from consumers.offline.audit_report import Findings
 from consumers.offline.audit_rows import Member
 from consumers.trainer.admission import trained_versions
 from schemas.ledger import Decision, Reason, StepCompleted, Subject
 from schemas.policy_fold import PolicyFold
+from schemas.topics import TopicName
 from schemas.trajectory import Trajectory
 
 # Advantages are float32 inside the trainer; a library's summation order may move the last digit.
@@ -107,10 +109,15 @@ def check_advantages(
     groups: Mapping[tuple[int, str], Sequence[Member]],
     rules: Callable[[int], AuditRules | None],
     findings: Findings,
+    gaps: Gaps,
 ) -> int:
     """One claim a trained group; advantages as the trainer's function gives them. How many were recomputed."""
     recomputed = 0
     for transaction, step in index.steps():
+        places = {(r.partition, r.offset) for r in transaction.decisions if r.decision is not Decision.REPLAYED}
+        if unseen(gaps, TopicName.TRAJECTORIES, {(p, o) for p, o in places if p is not None and o is not None}):
+            gaps.not_judged["steps whose advantages cannot be recomputed"] += 1
+            continue
         trained_ids = [
             row.group_id
             for row in transaction.decisions

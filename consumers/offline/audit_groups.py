@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from consumers.offline.audit_gaps import Gaps
 from consumers.offline.audit_index import Issued, RunIndex
 from consumers.offline.audit_report import Findings
 from schemas.ledger import Decision, DecisionRow, Subject
@@ -29,7 +30,7 @@ def check_ledger_records(index: RunIndex, findings: Findings) -> None:
             )
 
 
-def check_requests(index: RunIndex, findings: Findings) -> None:
+def check_requests(index: RunIndex, findings: Findings, gaps: Gaps) -> None:
     """Requests are readable, and positions 0, 1, 2, ... each lie once in their partition."""
     for entry in index.requests:
         if entry.problem:
@@ -52,11 +53,13 @@ def check_requests(index: RunIndex, findings: Findings) -> None:
         findings.error("G1.request_record", "prompts", f"{readable - len(index.issued)} group ids were requested twice")
     position = index.position
     if position is not None:
-        _check_positions_are_whole(index, seen, position.next_request, findings)
+        _check_positions_are_whole(index, seen, position.next_request, findings, gaps)
 
 
-def _check_positions_are_whole(index: RunIndex, seen: dict[int, Issued], next_request: int, findings: Findings) -> None:
-    missing = [number for number in range(next_request) if number not in seen]
+def _check_positions_are_whole(
+    index: RunIndex, seen: dict[int, Issued], next_request: int, findings: Findings, gaps: Gaps
+) -> None:
+    missing = [number for number in range(next_request) if number not in seen and number not in gaps.lost_requests]
     for number in missing:
         findings.error(
             "G1.request_record", f"request {number}", "the ledger counts it as issued, but it is not in prompts"
@@ -79,7 +82,7 @@ def _check_positions_are_whole(index: RunIndex, seen: dict[int, Issued], next_re
         )
 
 
-def check_groups(index: RunIndex, findings: Findings) -> None:
+def check_groups(index: RunIndex, findings: Findings, gaps: Gaps) -> None:
     """Each issued group ends in exactly one group decision; group and rows agree."""
     decided: dict[str, int] = {}
     for transaction in index.transactions:
@@ -94,7 +97,9 @@ def check_groups(index: RunIndex, findings: Findings) -> None:
                     transaction=transaction.number,
                 )
             decided.setdefault(row.group_id, transaction.number)
-            if row.group_id not in index.issued:
+            if row.group_id not in index.issued and gaps.lost_requests:
+                gaps.not_judged["groups without a request"] += 1
+            elif row.group_id not in index.issued:
                 findings.error(
                     "G1.group_unknown",
                     row.group_id,

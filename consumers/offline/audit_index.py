@@ -19,6 +19,7 @@ from consumers.offline.run_log import (
 from consumers.trainer.step import AgeWeights
 from infra.config import Config
 from schemas.ledger import Decision, DecisionRow, LedgerEnded, Position, StepCompleted, Subject
+from schemas.policy_events import VersionActivated
 from schemas.policy_fold import PolicyFold
 from schemas.topics import TopicName, topic
 
@@ -158,6 +159,23 @@ def read_index(run_log: RunLog) -> RunIndex:
         records=_by_record(transactions),
         trajectories_topic=topic(run_log.run, TopicName.TRAJECTORIES),
     )
+
+
+def index_counts(index: RunIndex) -> dict[str, int]:
+    """How much there is of everything but rows."""
+    decisions = [row for transaction in index.transactions for row in transaction.decisions]
+    return {
+        "versions": len(index.fold.versions),
+        "steps": len(index.steps()),
+        "requests": len(index.requests),
+        "groups_issued": len(index.issued),
+        "group_decisions": sum(1 for row in decisions if row.subject is Subject.GROUP),
+        "row_decisions": sum(1 for row in decisions if row.subject is Subject.TRAJECTORY),
+        "ledger_transactions": len(index.transactions),
+        "policy_events": len(index.policy),
+        "activations": sum(1 for e in index.policy if e.is_legal and isinstance(e.event, VersionActivated)),
+        "proofs": len(index.fold.proofs),
+    }
 
 
 def _without_payload(entry: RequestEntry) -> RequestEntry:

@@ -50,6 +50,7 @@ def check_policy(index: RunIndex, findings: Findings) -> None:
             count=len(unreadable),
         )
     check_activations(index.policy, index.fold, findings)
+    _check_bytes(index, findings)
     weak = [(offset, proof) for offset, proof in sorted(index.fold.proofs.items()) if proof.weak]
     if weak:
         offset, proof = weak[0]
@@ -60,6 +61,21 @@ def check_policy(index: RunIndex, findings: Findings) -> None:
             f"{len(weak)} of {len(index.fold.proofs)} proofs are weak, the first of {whose}",
             count=len(weak),
         )
+
+
+def _check_bytes(index: RunIndex, findings: Findings) -> None:
+    """A worker checks the sha256 before it loads: where a proof names another one, the event was changed afterwards."""
+    for entry in index.policy:
+        event = entry.event
+        published = index.fold.versions.get(event.version) if isinstance(event, ev.VersionLoaded) else None
+        if not isinstance(event, ev.VersionLoaded) or published is None:
+            continue
+        if event.manifest_sha256 != published.event.manifest_sha256:
+            words = (
+                f"{event.worker}/{event.incarnation} proved manifest {event.manifest_sha256[:12]}... at policy@"
+                f"{entry.offset}, policy@{published.offset} published {published.event.manifest_sha256[:12]}..."
+            )
+            findings.error("G4.other_bytes", f"version {event.version}", words, version=event.version)
 
 
 def check_activations(policy: Sequence[PolicyEntry], fold: PolicyFold, findings: Findings) -> None:

@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from consumers.offline.audit_gaps import Gaps
 from consumers.offline.audit_index import AuditRules, RecordDecisions, Ref, RunIndex
 from consumers.offline.audit_report import Findings
 from consumers.offline.run_log import RecordKey, TrajectoryEntry
+from consumers.offline.wholeness import refuse_newer
 from schemas.ledger import INVALID_PREFIX, Decision, DecisionRow, Reason, Subject
+from schemas.topics import TopicName
 from schemas.trajectory import DecodedRow, Trajectory
 
 JudgeTrained = Callable[[Ref, Trajectory], None]
@@ -34,9 +37,15 @@ class RowAudit:
     """Mutable; feed it every entry, then `finish`."""
 
     def __init__(
-        self, index: RunIndex, rules: Callable[[int], AuditRules | None], judge: JudgeTrained, findings: Findings
+        self,
+        index: RunIndex,
+        rules: Callable[[int], AuditRules | None],
+        judge: JudgeTrained,
+        findings: Findings,
+        gaps: Gaps,
     ) -> None:
         """`rules`: limits by transaction number; None where they are not known."""
+        self._gaps = gaps
         self._index = index
         self._rules = rules
         self._judge = judge
@@ -122,6 +131,7 @@ class RowAudit:
         assert entry.error is not None
         self.counts["undecodable_records"] += 1
         if decided is not None and decided.rows:
+            refuse_newer(str(entry.error), f"{self._index.run}.{_place(entry.key)}")
             for trajectory_id in decided.trajectory_ids():
                 self._findings.error(
                     "G1.row_altered",
@@ -166,7 +176,9 @@ class RowAudit:
                 "G1.decision_altered", place, f"a refused record with reason {refs[0].decision.reason!r}"
             )
         letter = self._index.dead_letters.get((self._index.trajectories_topic, *entry.key))
-        if letter is None:
+        if letter is None and self._gaps.touches(TopicName.DEADLETTERS):
+            self._gaps.not_judged["dead letters"] += 1
+        elif letter is None:
             self._findings.error("G1.dead_letter", place, "refused, but not in deadletters")
         elif letter.value_sha256 != entry.value_sha256:
             self._findings.error("G1.dead_letter", place, f"deadletters@{letter.offset} holds other bytes")
@@ -254,6 +266,9 @@ class RowAudit:
     def finish(self) -> None:
         """Decisions whose record never came; summaries."""
         for key, decided in sorted(self._waiting.items()):
+            if self._gaps.covers(TopicName.TRAJECTORIES, *key):
+                self._gaps.not_judged["decisions about rows"] += len(decided.rows) + len(decided.record)
+                continue
             for ref in decided.record:
                 self._without_row([ref], f"{_place(key)} is not in the log")
             for refs in decided.rows.values():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from consumers.offline.audit_gaps import Gaps
 from consumers.offline.audit_index import Issued, RunIndex
 from consumers.offline.audit_report import Findings
 from consumers.offline.run_log import LedgerTransaction
@@ -18,6 +19,7 @@ from schemas.ledger import (
     Subject,
 )
 from schemas.row_hash import batch_digest
+from schemas.topics import TopicName
 
 Published = dict[int, tuple[int, ev.VersionPublished]]
 """version -> (policy offset, its legal event)"""
@@ -119,7 +121,7 @@ def _check_versions_have_steps(
 # ---------------------------------------------------------------------- positions
 
 
-def check_positions(index: RunIndex, log_offsets: Mapping[int, Sequence[int]], findings: Findings) -> None:
+def check_positions(index: RunIndex, log_offsets: Mapping[int, Sequence[int]], findings: Findings, gaps: Gaps) -> None:
     """Position k+1 = Position k, less what was decided, plus what was issued and read.
 
     `log_offsets`: partition -> offsets of the trajectories records, ascending."""
@@ -130,9 +132,12 @@ def check_positions(index: RunIndex, log_offsets: Mapping[int, Sequence[int]], f
             continue
         after = transaction.control.position
         where = f"transaction {transaction.number}"
-        for problem in _group_problems(before, after, transaction, by_position):
-            findings.error("G5.position", where, problem, transaction=transaction.number)
-        for problem in _partition_problems(before, after, transaction, log_offsets):
+        if any(n in gaps.lost_requests for n in range(before.next_request, after.next_request)):
+            gaps.not_judged["open sets after requests that are gone"] += 1
+        else:
+            for problem in _group_problems(before, after, transaction, by_position):
+                findings.error("G5.position", where, problem, transaction=transaction.number)
+        for problem in _partition_problems(before, after, transaction, log_offsets, gaps):
             findings.error("G5.position", where, problem, transaction=transaction.number)
         before = after
 
@@ -163,7 +168,11 @@ def _group_problems(
 
 
 def _partition_problems(
-    before: Position, after: Position, transaction: LedgerTransaction, log_offsets: Mapping[int, Sequence[int]]
+    before: Position,
+    after: Position,
+    transaction: LedgerTransaction,
+    log_offsets: Mapping[int, Sequence[int]],
+    gaps: Gaps,
 ) -> list[str]:
     problems = []
     decided: dict[int, set[int]] = {}
@@ -179,14 +188,18 @@ def _partition_problems(
             continue
         offsets = log_offsets.get(partition, ())
         read = offsets[bisect_left(offsets, old.next_offset) : bisect_left(offsets, new.next_offset)]
-        held = set(old.undecided) | set(read)
-        here = decided.get(partition, set())
+
+        def seen(found: Iterable[int], partition: int = partition) -> set[int]:
+            return {offset for offset in found if not gaps.covers(TopicName.TRAJECTORIES, partition, offset)}
+
+        held = seen(old.undecided) | set(read)
+        here = seen(decided.get(partition, ()))
         for offset in sorted(here - held):
             problems.append(f"{name}@{offset} is decided, but was decided before or not read")
         expected = held - here
         for offset in sorted(expected - set(new.undecided)):
             problems.append(f"{name}@{offset} left the position without a decision")
-        for offset in sorted(set(new.undecided) - expected):
+        for offset in sorted(seen(new.undecided) - expected):
             problems.append(f"{name}@{offset} is listed as undecided, but was decided or is not in the log")
     return problems
 

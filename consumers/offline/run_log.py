@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.ports import Clock, EventReader, Record
@@ -280,11 +280,12 @@ class RunLog:
             yield RequestEntry(partition=record.partition, offset=record.offset, request=request, problem=problem)
 
     def trajectories(
-        self, *, start: Mapping[int, int] | None = None, group_id: str | None = None
+        self, *, start: Mapping[int, int] | None = None, group_ids: Collection[str] | None = None
     ) -> Generator[TrajectoryEntry, None, None]:
-        """Every trajectories record, decoded; with `group_id` only those of that key."""
+        """Every trajectories record, decoded; with `group_ids` only those of these keys."""
+        keys = None if group_ids is None else {group_id.encode() for group_id in group_ids}
         for record in self.records(TopicName.TRAJECTORIES, start):
-            if group_id is not None and record.key != group_id.encode():
+            if keys is not None and record.key not in keys:
                 continue
             rows: tuple[DecodedRow, ...] = ()
             error = None

@@ -1,44 +1,63 @@
-"""`trace`: the whole life of one trajectory, group, version or worker, from the log alone.
+"""`trace`: the whole life of one trajectory, group, prompt, version or worker, from the log alone.
 
-A subject is told by its shape: `run/p../e../a../i` a trajectory, without the last part a group, a number a version,
-anything else a worker. Reads the topics it needs once.
+A subject is told by its shape: `run/p../e../a../i` a trajectory, without the last part a group, `run/p..` or `p..` a
+prompt, a number a version; anything else is a worker, or else a prompt id. Reads the topics it needs once.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from consumers.offline.export_ranges import missing_ranges
 from consumers.offline.outcomes import Outcome, outcome
 from consumers.offline.run_log import PolicyEntry, RequestEntry, RunLog, TrajectoryEntry
 from consumers.offline.trace_policy import trace_version, trace_worker
+from consumers.offline.trace_prompt import BY_ID, prompt_number, trace_prompt
 from consumers.offline.trace_words import Trace, facts_of_request, proof_facts, request_lines, seconds, when
+from consumers.offline.wholeness import readable_transactions, require_policy_and_ledger
 from schemas.errors import UsageError
 from schemas.ids import GroupId, parse_group_id, parse_trajectory_id
 from schemas.ledger import Decision, Subject
+from schemas.topics import TopicName
 from schemas.trajectory import DecodedRow, Trajectory
 
 __all__ = ["Trace", "trace"]
 
 
 def trace(run_log: RunLog, subject: str) -> Trace:
-    """Everything the log knows about it. UsageError when it knows nothing."""
+    """Everything the log knows about it. UsageError when it knows nothing; what retention removed is told with it."""
+    require_policy_and_ledger(run_log)
+    found = _trace(run_log, subject)
+    missing = [gap.words for gap in missing_ranges(run_log, (TopicName.PROMPTS, TopicName.TRAJECTORIES), None)]
+    if not missing:
+        return found
+    lines = (*found.lines, *(f"note: {words}" for words in missing))
+    return replace(found, facts={**found.facts, "missing": missing}, lines=lines)
+
+
+def _trace(run_log: RunLog, subject: str) -> Trace:
     if subject.isdecimal():
         return trace_version(run_log, int(subject))
+    number = prompt_number(subject)
+    if number is not None or subject.startswith(BY_ID):
+        return trace_prompt(run_log, subject, number=number)
+    group_id, is_group = _group_of(subject)
+    if group_id is None:
+        return trace_worker(run_log, subject) or trace_prompt(run_log, subject, number=None)
+    return _trace_group(run_log, group_id) if is_group else _trace_trajectory(run_log, subject, group_id)
+
+
+def _group_of(subject: str) -> tuple[GroupId | None, bool]:
+    """The group that it is, or belongs to."""
     try:
-        return _trace_group(run_log, GroupId(_checked_group(subject)))
-    except ValueError as error:
-        if isinstance(error, UsageError):
-            raise
-    try:
-        group_id, _ = parse_trajectory_id(subject)
+        parse_group_id(subject)
     except ValueError:
-        return trace_worker(run_log, subject)
-    return _trace_trajectory(run_log, subject, group_id)
-
-
-def _checked_group(text: str) -> str:
-    parse_group_id(text)
-    return text
+        try:
+            return parse_trajectory_id(subject)[0], False
+        except ValueError:
+            return None, False
+    return GroupId(subject), True
 
 
 # ---------------------------------------------------------------------- a trajectory
@@ -48,16 +67,12 @@ def _trace_trajectory(run_log: RunLog, trajectory_id: str, group_id: str) -> Tra
     request = _request(run_log, group_id)
     policy = {entry.offset: entry for entry in run_log.policy()}
     outcomes: dict[tuple[int | None, int | None, int | None], list[Outcome]] = {}
-    for transaction in run_log.transactions():
+    for transaction in readable_transactions(run_log):
         for row in transaction.decisions:
             if row.trajectory_id == trajectory_id:
                 outcomes.setdefault((row.partition, row.offset, row.row), []).append(outcome(transaction, row))
-    found = [
-        (entry, decoded)
-        for entry in run_log.trajectories(group_id=group_id)
-        for decoded in entry.rows
-        if decoded.trajectory_id == trajectory_id
-    ]
+    entries = list(run_log.trajectories(group_ids=[group_id]))
+    found = [(e, decoded) for e in entries for decoded in e.rows if decoded.trajectory_id == trajectory_id]
     if request is None and not found and not outcomes:
         raise UsageError(f"{trajectory_id}: run {run_log.run} has no such trajectory, request or decision")
     lines = [*request_lines(request)]
@@ -67,12 +82,21 @@ def _trace_trajectory(run_log: RunLog, trajectory_id: str, group_id: str) -> Tra
         row_facts, words = _row(entry, decoded, mine, policy)
         copies.append(row_facts)
         lines += words
+    for entry in entries:
+        lines += _unreadable(entry)
     if not found:
         lines.append("no row of it is in the log")
     for strays in outcomes.values():
         lines += [f"decided without a row in the log: {stray.words}" for stray in strays]
     facts = {"request": facts_of_request(request), "rows": copies}
     return Trace(kind="trajectory", subject=trajectory_id, facts=facts, lines=tuple(lines))
+
+
+def _unreadable(entry: TrajectoryEntry) -> list[str]:
+    """A record with the key of the group that says nothing here: damaged, or of a newer build."""
+    if entry.error is None:
+        return []
+    return [f"trajectories[{entry.partition}]@{entry.offset} cannot be read: {entry.error}"]
 
 
 def _row(
@@ -170,7 +194,7 @@ def _trace_group(run_log: RunLog, group_id: GroupId) -> Trace:
     request = _request(run_log, group_id)
     decisions: list[Outcome] = []
     by_row: dict[tuple[int | None, int | None, int | None], Outcome] = {}
-    for transaction in run_log.transactions():
+    for transaction in readable_transactions(run_log):
         for row in transaction.decisions:
             if row.group_id != group_id:
                 continue
@@ -180,7 +204,8 @@ def _trace_group(run_log: RunLog, group_id: GroupId) -> Trace:
                 by_row[row.partition, row.offset, row.row] = outcome(transaction, row)
     members: list[dict[str, Any]] = []
     lines = [*request_lines(request)]
-    for entry in run_log.trajectories(group_id=group_id):
+    for entry in run_log.trajectories(group_ids=[group_id]):
+        lines += _unreadable(entry)
         for decoded in entry.rows:
             if decoded.group_id != group_id:
                 continue

@@ -8,6 +8,7 @@ from typing import Any
 from consumers.offline.outcomes import first_outcomes
 from consumers.offline.run_log import LedgerTransaction, PolicyEntry, RunLog
 from consumers.offline.trace_words import Trace, proof_facts, seconds, when
+from consumers.offline.wholeness import readable_transactions
 from schemas import policy_events as ev
 from schemas.errors import UsageError
 from schemas.ledger import Decision, StepCompleted, Subject
@@ -25,7 +26,7 @@ def trace_version(run_log: RunLog, version: int) -> Trace:
     step = next(
         (
             t
-            for t in run_log.transactions()
+            for t in readable_transactions(run_log)
             if isinstance(t.control, StepCompleted) and t.control.version_out == version
         ),
         None,
@@ -128,8 +129,8 @@ def _step_lines(step: LedgerTransaction | None) -> list[str]:
     return lines
 
 
-def trace_worker(run_log: RunLog, worker: str) -> Trace:
-    """Incarnations, events, what it sampled and what became of that."""
+def trace_worker(run_log: RunLog, worker: str) -> Trace | None:
+    """Incarnations, events, what it sampled and what became of that. None for a name that no worker had."""
     lines: list[str] = []
     events: list[dict[str, Any]] = []
     for entry in run_log.policy():
@@ -141,7 +142,7 @@ def trace_worker(run_log: RunLog, worker: str) -> Trace:
         lines.append(f"{when(entry.event.at_us)} policy@{entry.offset} {_event_words(entry.event)}{mark}")
     beats = [beat for beat in run_log.heartbeats() if beat.worker == worker]
     if not events and not beats:
-        raise UsageError(f"{worker}: run {run_log.run} has no such trajectory, group, version or worker")
+        return None
     by_version: Counter[int] = Counter()
     became: Counter[str] = Counter()
     outcomes = first_outcomes(run_log)

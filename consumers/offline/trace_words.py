@@ -16,7 +16,7 @@ from schemas.policy_events import VersionLoaded
 class Trace:
     """One life, as plain values and in words."""
 
-    kind: Literal["trajectory", "group", "version", "worker"]
+    kind: Literal["trajectory", "group", "prompt", "version", "worker"]
     subject: str
     facts: Mapping[str, Any]
     lines: tuple[str, ...]

@@ -115,6 +115,9 @@ def test_mlflow_says_what_the_log_says_and_an_edit_is_found(broker: Site) -> Non
     edited = driftlog("mlflow", "compare", *where)
     assert edited.returncode == 1
     assert "version/2/tag/depth: '9', the log says '2'" in edited.stderr
+    audited = driftlog("audit", *where, "--mlflow")
+    assert audited.returncode == 1
+    assert "error  mlflow.mirror version/2/tag/depth" in audited.stderr
 
 
 def test_a_lost_mlflow_is_made_anew_from_the_log(broker: Site) -> None:

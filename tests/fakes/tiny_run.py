@@ -93,9 +93,9 @@ class TinyRun:
         """A fresh reading."""
         return RunLog(RUN, self.open_reader, clock=self.clock, pause=self.clock.advance)
 
-    def audit(self, rules: AuditRules = RULES) -> AuditReport:
+    def audit(self, rules: AuditRules = RULES, **options: Any) -> AuditReport:
         """A fresh audit, checkpoints included."""
-        return audit(self.run_log(), rules, self.store)
+        return audit(self.run_log(), rules, self.store, **options)
 
     def records(self, name: TopicName) -> list[Record]:
         """Every record of a topic."""

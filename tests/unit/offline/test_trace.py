@@ -9,12 +9,13 @@ import pytest
 
 from consumers.offline.trace import trace
 from schemas import policy_events as ev
-from schemas.errors import UsageError
+from schemas.errors import IllegalState, UsageError
+from schemas.topics import TopicName, topic
 from tests.fakes.tiny_forge import Forge
 from tests.fakes.tiny_run import TinyRun
 from tests.fakes.tiny_values import RUN
 
-AGAIN = "tiny/p000001/e0/a1"
+AGAIN, LOST = "tiny/p000001/e0/a1", "tiny/p000001/e0/a0"
 
 
 def test_a_trajectory_is_told_from_request_to_version(tmp_path: Path) -> None:
@@ -121,7 +122,53 @@ def test_an_altered_row_still_shows_both_its_row_and_the_decision_without_one(tm
     assert "decided without a row in the log: trained into version 2" in text
 
 
-@pytest.mark.parametrize("subject", ["tiny/p000077/e0/a0/0", "tiny/p000077/e0/a0", "77", "nobody"])
+@pytest.mark.parametrize("subject", ["tiny/p000001", "p1", "prompt:prompt-1", "prompt-1"])
+def test_a_prompt_shows_every_attempt_its_decision_and_its_rewards(tmp_path: Path, subject: str) -> None:
+    told = trace(TinyRun(tmp_path).run_log(), subject)
+    facts = json.loads(told.to_json())
+
+    assert (facts["kind"], facts["prompt"], facts["prompt_id"]) == ("prompt", [1], "prompt-1")
+    first, second = facts["attempts"]
+    assert (first["group_id"], first["rewards"], first["decisions"][0]["reason"]) == (LOST, [], "lost")
+    assert (second["group_id"], second["rewards"], second["mean_reward"]) == (AGAIN, [2.0, 0.0], 1.0)
+    assert (second["decisions"][0]["version"], second["sampled_by_versions"]) == (2, [0])
+    assert second["rows"] == {"trained": 2}
+    for words in ("asked for 2 times in 1 passes", "dropped: lost", "trained into version 2", "rewards 2, 0, mean 1"):
+        assert words in told.text()
+
+
+def test_a_prompt_that_is_open_is_not_decided(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path, end=False)
+    group = run.open_groups()[0]
+
+    assert "not decided" in trace(run.run_log(), group.removesuffix("/e0/a0")).text()
+
+
+def test_what_retention_removed_is_told_with_the_rest(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    run.log.drop_before(topic(RUN, TopicName.TRAJECTORIES), 2, 1)
+
+    told = trace(run.run_log(), AGAIN)
+
+    assert told.facts["missing"] == ["tiny.trajectories[2]: records 0-0 are no longer in the log (retention)"]
+    assert "note: tiny.trajectories[2]: records 0-0" in told.text()
+
+
+def test_a_record_of_a_newer_build_is_told_and_a_ledger_of_one_is_refused(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    for name, schema in ((TopicName.TRAJECTORIES, b"trajectory/2.0"), (TopicName.LEDGER, b"decisions/2.0")):
+        records = [r for r in run.records(name) if r.header("arrow-schema") is not None]
+        record = next((r for r in records if r.key == AGAIN.encode()), records[0])
+        headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
+        if name is TopicName.LEDGER:
+            assert "'trajectory/2.0', this build knows trajectory/1.x; upgrade" in trace(run.run_log(), AGAIN).text()
+        Forge(run).rewrite(record, headers=headers)
+
+    with pytest.raises(IllegalState, match=r"tiny.ledger\[0\]@\d+: .*'decisions/2.0', this build knows decisions/1.x"):
+        trace(run.run_log(), AGAIN)
+
+
+@pytest.mark.parametrize("subject", ["tiny/p000077/e0/a0/0", "tiny/p000077/e0/a0", "77", "nobody", "p77"])
 def test_what_the_log_does_not_know_is_a_usage_error(tmp_path: Path, subject: str) -> None:
     with pytest.raises(UsageError, match=subject):
         trace(TinyRun(tmp_path).run_log(), subject)
