@@ -29,7 +29,7 @@ import pyarrow as pa
 from benchmarks.bare_readers import bare_client, bare_pyarrow
 from benchmarks.bench_codec import VOCABULARY, make_group
 from consumers.offline.cache import open_cache
-from consumers.offline.cache_writer import refresh
+from consumers.offline.cache.writer import refresh
 from consumers.offline.run_log import RunLog
 from consumers.offline.trajectory_batches import trajectory_batches
 from driftlog.run_reading import offline_settings

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from consumers.offline.reanalyse_judge import ReanalysisRules
+from consumers.offline.reanalyse.judge import ReanalysisRules
 from consumers.trainer.selection import SelectionRules
 from consumers.trainer.step import AgeWeights
 from driftlog.learning_settings import admission_rules, advantages_of, learner_settings, objective_settings

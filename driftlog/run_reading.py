@@ -18,7 +18,7 @@ from schemas.ids import RunId
 from schemas.topics import TOPICS, TopicName
 
 if TYPE_CHECKING:
-    from consumers.offline.audit_report import AuditReport
+    from consumers.offline.audit.report import AuditReport
     from consumers.offline.run_log import RunLog
     from infra.checkpoint_store import FsspecCheckpointStore
     from infra.kafka_clients import KafkaSettings

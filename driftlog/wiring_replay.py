@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from consumers.offline.replay import OpenRetrainer, Retrainer
-from consumers.offline.replay_report import Difference, Environment
+from consumers.offline.replay.report import Difference, Environment
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.step import AgeWeights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from consumers.offline.export_ranges import missing_ranges, require_whole
+from consumers.offline.export.ranges import missing_ranges, require_whole
 from consumers.offline.run_log import LedgerTransaction, RunLog
 from schemas.errors import IllegalState
 from schemas.topics import TopicName

@@ -20,7 +20,7 @@ from infra.runner import ExitCode
 from schemas.errors import DriftlogError, UsageError
 
 if TYPE_CHECKING:
-    from consumers.offline.audit_report import AuditReport
+    from consumers.offline.audit.report import AuditReport
 
 EXAMPLE = """driftlog audit --run demo --version 12 --json
   driftlog audit --run demo --recompute 50 --mlflow"""
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(report.text(every_check=options.checks), file=sys.stderr)
         if options.recompute is not None:
-            from consumers.offline.audit_recompute import recompute_lines
+            from consumers.offline.audit.recompute import recompute_lines
 
             print("\n".join(recompute_lines(report.sections["recompute"])), file=sys.stderr)
     return ExitCode.FAILED if report.errors else ExitCode.OK
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
 def _recomputed(at: OpenedRun, report: AuditReport, options: argparse.Namespace) -> AuditReport:
     import torch
 
-    from consumers.offline.audit_recompute import RecomputeRules, recompute
-    from consumers.offline.reanalyse_scoring import Rescorer
+    from consumers.offline.audit.recompute import RecomputeRules, recompute
+    from consumers.offline.reanalyse.scoring import Rescorer
 
     config = at.config
     torch.set_num_threads(config.trainer.threads)
@@ -90,7 +90,7 @@ def _recomputed(at: OpenedRun, report: AuditReport, options: argparse.Namespace)
 
 def _with_mirror(at: OpenedRun, report: AuditReport) -> AuditReport:
     """An MLflow that cannot be asked is a finding: what the log says of the run stands without it."""
-    from consumers.offline.audit_report import Findings
+    from consumers.offline.audit.report import Findings
     from driftlog.mirroring import compare_with_mlflow, mlflow_settings
 
     findings, entries = Findings(), 0

@@ -21,7 +21,7 @@ from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from consumers.offline.cache import TrajectoryCache
-    from consumers.offline.export_index import DecisionIndex
+    from consumers.offline.export.index import DecisionIndex
     from consumers.offline.run_log import RunLog
 
 EXAMPLE = "driftlog export --run demo --out demo-parquet --no-text"
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ledger(run_log: RunLog) -> DecisionIndex:
-    from consumers.offline.export_index import DecisionIndex
+    from consumers.offline.export.index import DecisionIndex
 
     index = DecisionIndex()
     for transaction in run_log.transactions():
@@ -95,7 +95,7 @@ def _ledger(run_log: RunLog) -> DecisionIndex:
 def _refresh(
     options: argparse.Namespace, at: OpenedRun, run_log: RunLog, index: DecisionIndex, said: dict[str, Any]
 ) -> TrajectoryCache:
-    from consumers.offline.cache_writer import refresh
+    from consumers.offline.cache.writer import refresh
 
     directory = at.run.path / "cache"
     done = refresh(

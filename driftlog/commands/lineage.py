@@ -30,8 +30,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
 def run(options: argparse.Namespace) -> int:
     """Tell it; 2 for a version that was never published."""
     from consumers.offline.lineage import read_lineage
-    from consumers.offline.lineage_tree import tree_dot, tree_json, tree_lines
-    from consumers.offline.lineage_version import version_lineage
+    from consumers.offline.lineage.tree import tree_dot, tree_json, tree_lines
+    from consumers.offline.lineage.version import version_lineage
 
     if options.dot and (options.version is not None or options.json):
         raise UsageError("lineage: --dot draws the whole tree; it goes without --version and --json")

@@ -22,8 +22,8 @@ from schemas.errors import UsageError
 
 if TYPE_CHECKING:
     from consumers.offline.reanalyse import Reanalysis
-    from consumers.offline.reanalyse_rewards import RewardsAnew
-    from consumers.offline.reanalyse_scoring import Rescorer
+    from consumers.offline.reanalyse.rewards import RewardsAnew
+    from consumers.offline.reanalyse.scoring import Rescorer
     from driftlog.retained import Retained
 
 EXAMPLE = "driftlog reanalyse --run demo --set trainer.max_lag=0 --out lag0.parquet"
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _reanalyse(at: OpenedRun, options: argparse.Namespace, stack: ExitStack) -> int:
-    from consumers.offline.reanalyse_report import NOTES, JsonWriter, ParquetWriter, step_line, totals_lines
+    from consumers.offline.reanalyse.report import NOTES, JsonWriter, ParquetWriter, step_line, totals_lines
     from driftlog.retained import retained
     from infra.clock import SystemClock
 
@@ -109,14 +109,14 @@ def _prepared(at: OpenedRun, options: argparse.Namespace, found: Retained) -> tu
 
 
 def _rewards(at: OpenedRun, log: Any, name: str, found: Retained) -> RewardsAnew:
-    from consumers.offline.reanalyse_rewards import RewardsAnew
+    from consumers.offline.reanalyse.rewards import RewardsAnew
     from infra.reward_loading import load_reward
 
     return RewardsAnew(log, load_reward(name), found.decode)
 
 
 def _rescorer(at: OpenedRun, model: str) -> Rescorer:
-    from consumers.offline.reanalyse_scoring import Rescorer
+    from consumers.offline.reanalyse.scoring import Rescorer
     from driftlog.retained import version_directory
 
     directory = version_directory(at, int(model)) if model.isdecimal() else Path(model)

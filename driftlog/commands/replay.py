@@ -23,7 +23,7 @@ from infra.runner import ExitCode
 from schemas.errors import UsageError
 
 if TYPE_CHECKING:
-    from consumers.offline.replay_report import ReplaySum
+    from consumers.offline.replay.report import ReplaySum
 
 EXAMPLE = "driftlog replay --run demo --version 1 --to -1 --verify"
 
@@ -43,8 +43,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argpar
 def run(options: argparse.Namespace) -> int:
     """Replay; 1 when something differs and was to be verified."""
     from consumers.offline.replay import replay
-    from consumers.offline.replay_plan import plan_replay
-    from consumers.offline.replay_report import ReplaySum
+    from consumers.offline.replay.plan import plan_replay
+    from consumers.offline.replay.report import ReplaySum
     from driftlog.wiring_replay import retrainers
     from schemas.policy_fold import PolicyFold
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.offline.reanalyse import Segment
-from consumers.offline.reanalyse_judge import ReanalysisRules
+from consumers.offline.reanalyse.judge import ReanalysisRules
 from consumers.offline.run_log import RunLog
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.publication import Publication

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from consumers.offline.replay import Retrainer, replay
-from consumers.offline.replay_plan import NEWEST, plan_replay
-from consumers.offline.replay_report import Environment, ReplayedStep
+from consumers.offline.replay.plan import NEWEST, plan_replay
+from consumers.offline.replay.report import Environment, ReplayedStep
 from consumers.trainer.batch import StepOutcome, TrainBatch
 from consumers.trainer.step import Advantages, AgeWeights
 from infra.ports import CheckpointStore

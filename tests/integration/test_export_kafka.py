@@ -12,7 +12,7 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from consumers.offline.cache import open_cache
-from consumers.offline.cache_writer import refresh
+from consumers.offline.cache.writer import refresh
 from consumers.offline.export import ExportOptions, export
 from consumers.offline.run_log import RunLog
 from driftlog.run_reading import offline_settings

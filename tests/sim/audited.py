@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from consumers.offline.audit import AuditRules, audit
-from consumers.offline.audit_report import Severity
+from consumers.offline.audit.report import Severity
 from consumers.offline.run_log import RunLog
 from infra.ports import EventReader
 from schemas.trajectory_codec import TrajectoryLimits

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from consumers.objective.options import KlPlacement, Objective
-from consumers.offline.audit_index import rules_from_configs
+from consumers.offline.audit.index import rules_from_configs
 from driftlog.learning_settings import admission_rules, check_learning, generators_differ, learner_settings
 from infra.config import Config, parse_config
 from schemas.errors import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from consumers.offline.audit_report import AuditReport
+from consumers.offline.audit.report import AuditReport
 from consumers.offline.report import facts, figures_fresh, figures_learning, figures_speed, figures_versions
 from consumers.offline.report.figure import Page
 from consumers.offline.report.reading import RunReading

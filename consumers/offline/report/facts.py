@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from consumers.offline.audit_report import AuditReport
+from consumers.offline.audit.report import AuditReport
 from consumers.offline.report.figure import Section, Table, Tile
 from consumers.offline.report.reading import RunReading
 from consumers.offline.report.steps import Steps

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from consumers.offline.audit import AuditReport, audit, rules_from_configs
-from consumers.offline.audit_recompute import RecomputeRules, recompute
-from consumers.offline.reanalyse_scoring import Rescorer
+from consumers.offline.audit.recompute import RecomputeRules, recompute
+from consumers.offline.reanalyse.scoring import Rescorer
 from infra.checkpoint_store import FsspecCheckpointStore
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.played_run import PlayedRun

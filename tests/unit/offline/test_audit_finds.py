@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from consumers.offline.audit import CHECKS, AuditRules, audit
-from consumers.offline.audit_checks import family
-from consumers.offline.audit_policy import check_activations
-from consumers.offline.audit_report import Findings
+from consumers.offline.audit.checks import family
+from consumers.offline.audit.policy import check_activations
+from consumers.offline.audit.report import Findings
 from consumers.offline.run_log import PolicyEntry
 from schemas import policy_events as ev
 from schemas.headers import is_arrow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from consumers.offline.audit import AuditReport
-from consumers.offline.audit_recompute import RecomputeRules, recompute, recompute_lines
+from consumers.offline.audit.recompute import RecomputeRules, recompute, recompute_lines
 from schemas import policy_events as ev
 from schemas.scores_codec import ScoreRow
 from schemas.trajectory import Segment, Trajectory

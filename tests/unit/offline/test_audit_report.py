@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from consumers.offline.audit import CHECKS
-from consumers.offline.audit_checks import COMPARED
-from consumers.offline.audit_report import Findings
+from consumers.offline.audit.checks import COMPARED
+from consumers.offline.audit.report import Findings
 from consumers.offline.outcomes import version_of
 from schemas.errors import UsageError
 from schemas.ledger import StepCompleted

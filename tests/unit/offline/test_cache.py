@@ -10,9 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from consumers.offline import cache_writer
-from consumers.offline.cache import MANIFEST, open_cache
-from consumers.offline.cache_writer import Refreshed, refresh
+from consumers.offline.cache import MANIFEST, open_cache, writer
+from consumers.offline.cache.writer import Refreshed, refresh
 from consumers.offline.run_log import RunLog
 from consumers.offline.trajectory_batches import trajectory_batches
 from schemas.errors import IllegalState, RangeMissing, UsageError
@@ -116,7 +115,7 @@ def test_a_crash_before_the_manifest_leaves_the_cache_as_it_was(
             raise OSError("the machine is gone")
         replace(source, target)
 
-    monkeypatch.setattr(cache_writer.os, "replace", dies)
+    monkeypatch.setattr(writer.os, "replace", dies)
     with pytest.raises(OSError, match="gone"):
         refresh(run.run_log(), tmp_path / "cache")
     monkeypatch.undo()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from consumers.offline.diff import DiffReport, DiffSide, diff
-from consumers.offline.diff_content import array_difference
+from consumers.offline.diff.content import array_difference
 from schemas import policy_events as ev
 from schemas.checkpoint import WEIGHTS_NAME
 from schemas.errors import IllegalState, RangeMissing

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.offline.cache_writer import refresh
+from consumers.offline.cache.writer import refresh
 from consumers.offline.export import TABLES, ExportOptions, ExportReport, export
-from consumers.offline.export_scores import spool_scores
-from consumers.offline.export_trajectories import TRAJECTORIES
+from consumers.offline.export.scores import spool_scores
+from consumers.offline.export.trajectories import TRAJECTORIES
 from consumers.offline.outcomes import first_outcomes
 from consumers.offline.trajectory_batches import trajectory_batches
 from schemas.errors import IllegalState, UsageError

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.offline import export_parquet
-from consumers.offline.export import ExportOptions, export
-from consumers.offline.export_parquet import PartitionedTable, parquet_options
-from consumers.offline.export_trajectories import TRAJECTORIES
+from consumers.offline.export import ExportOptions, export, parquet
+from consumers.offline.export.parquet import PartitionedTable, parquet_options
+from consumers.offline.export.trajectories import TRAJECTORIES
 from tests.fakes.tiny_export import add_scores
 from tests.fakes.tiny_run import TinyRun
 
@@ -35,8 +34,8 @@ def _write(root: Path, order: Sequence[int], rows: int = 10) -> PartitionedTable
 def test_partitions_in_any_order_keep_few_files_open_and_lose_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export_parquet, "ROW_GROUP_BYTES", 1)
-    monkeypatch.setattr(export_parquet, "_OPEN_FILES", 2)
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(parquet, "_OPEN_FILES", 2)
 
     table = _write(tmp_path, [0, 1, 2, 0, 0, 5, 1])
 
@@ -49,7 +48,7 @@ def test_partitions_in_any_order_keep_few_files_open_and_lose_no_row(
 
 
 def test_what_is_held_back_is_bounded_over_all_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_parquet, "_HELD_BYTES", 1_000)
+    monkeypatch.setattr(parquet, "_HELD_BYTES", 1_000)
 
     table = PartitionedTable(tmp_path, "version", _SCHEMA)
     for number in range(100):

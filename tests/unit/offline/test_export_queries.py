@@ -10,9 +10,9 @@ from typing import Any
 import duckdb
 import pytest
 
-from consumers.offline import export_tables as tables
 from consumers.offline.export import ExportOptions, export
-from consumers.offline.export_trajectories import PARTITION_KEY, TRAJECTORIES
+from consumers.offline.export import tables as tables
+from consumers.offline.export.trajectories import PARTITION_KEY, TRAJECTORIES
 from tests.fakes.tiny_export import add_scores
 from tests.fakes.tiny_run import TinyRun
 

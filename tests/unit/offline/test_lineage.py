@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from consumers.offline.lineage import read_lineage
-from consumers.offline.lineage_tree import tree_dot, tree_json, tree_lines, tree_order
-from consumers.offline.lineage_version import version_lineage
+from consumers.offline.lineage.tree import tree_dot, tree_json, tree_lines, tree_order
+from consumers.offline.lineage.version import version_lineage
 from schemas import policy_events as ev
 from schemas.errors import RangeMissing, UsageError
 from schemas.topics import TopicName, topic

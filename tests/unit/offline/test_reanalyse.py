@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from consumers.offline import reanalyse_stream
-from consumers.offline.reanalyse import Reanalysis, Segment, StepComparison, Totals
-from consumers.offline.reanalyse_judge import ReanalysisRules
-from consumers.offline.reanalyse_known import NEVER, never_known
-from consumers.offline.reanalyse_report import totals_lines
+from consumers.offline.reanalyse import Reanalysis, Segment, StepComparison, Totals, stream
+from consumers.offline.reanalyse.judge import ReanalysisRules
+from consumers.offline.reanalyse.known import NEVER, never_known
+from consumers.offline.reanalyse.report import totals_lines
 from consumers.offline.trained_steps import Shelf
 from consumers.trainer.admission import AdmissionRules
 from consumers.trainer.branching import BranchWish
@@ -348,7 +347,7 @@ def test_no_more_is_held_than_what_is_open_or_may_be_used_again(
             super().__init__(*arguments)
             shelves.append(self)
 
-    monkeypatch.setattr(reanalyse_stream, "Shelf", Watched)
+    monkeypatch.setattr(stream, "Shelf", Watched)
     run = SimulatedRun(tmp_path, versions=20)
     own = _simulated_rules(run, 2)
     held = [shelves[0].held() for _ in Reanalysis(run.run_log(), {"config": Segment(own=own, other=own)}).steps()]

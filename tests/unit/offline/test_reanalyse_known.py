@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from consumers.offline.reanalyse_known import NEVER, knowledge
+from consumers.offline.reanalyse.known import NEVER, knowledge
 from consumers.trainer.learner_settings import LearnerSettings
 from driftlog.retained import retained, version_directory
 from driftlog.run_reading import OpenedRun

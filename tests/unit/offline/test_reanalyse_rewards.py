@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from consumers.offline.reanalyse import Reanalysis
-from consumers.offline.reanalyse_report import JsonWriter, ParquetWriter, finite, step_line, totals_dict, totals_lines
-from consumers.offline.reanalyse_rewards import RewardsAnew
-from consumers.offline.reanalyse_scoring import Rescorer
+from consumers.offline.reanalyse.report import JsonWriter, ParquetWriter, finite, step_line, totals_dict, totals_lines
+from consumers.offline.reanalyse.rewards import RewardsAnew
+from consumers.offline.reanalyse.scoring import Rescorer
 from driftlog.reanalysis_rules import JUDGED_BY, changed_config, split_reward
 from infra.config import load_config
 from infra.ports import Completion

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pytest
 
-from consumers.offline.replay_plan import NEWEST, ReplayPlan, plan_replay, same_weights_as
+from consumers.offline.replay.plan import NEWEST, ReplayPlan, plan_replay, same_weights_as
 from schemas import policy_events as ev
 from schemas.errors import UsageError
 from schemas.policy_fold import PolicyFold

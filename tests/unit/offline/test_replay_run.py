@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from consumers.offline.replay_compare import NOT_RESULTS
-from consumers.offline.replay_report import ReplaySum
+from consumers.offline.replay.compare import NOT_RESULTS
+from consumers.offline.replay.report import ReplaySum
 from consumers.trainer.batch import StepOutcome, TrainBatch
 from consumers.trainer.replay import ReplayRules
 from infra.metrics import unregistered
