@@ -309,8 +309,8 @@ class _Launch:
             return
         if decision.verdict is Verdict.USAGE:
             raise RunFailedForGood(self._processes.last_words(name))
-        if decision.verdict is Verdict.FENCED and name == TRAINER:
-            raise RunFailed(f"another trainer took over this run: {self._processes.last_words(name)}")
+        if decision.verdict is Verdict.FENCED:
+            raise RunFailed(f"another {name} took over this run: {self._processes.last_words(name)}")
         if self.state.fold.ended and self._trainer_done_at_s is not None:
             return  # it had nothing more to do
         child.deaths_s.append(now_s)

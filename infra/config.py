@@ -278,6 +278,8 @@ def learning_settings(config: Config) -> dict[str, Any]:
         if section in OPERATIONAL_SECTIONS:
             continue
         kept[section] = {key: value for key, value in values.items() if f"{section}.{key}" not in OPERATIONAL_KEYS}
+    if config.trainer.schedule != "constant":
+        kept["run"]["versions"] = config.run.versions  # every learning rate follows from where the run ends
     return kept
 
 

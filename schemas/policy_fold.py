@@ -92,8 +92,7 @@ class PolicyFold:
 
     def last_with_state(self) -> int | None:
         """The newest version that was saved with optimizer state and is not retired."""
-        for number in sorted(self.versions, reverse=True):
-            state = self.versions[number]
+        for number, state in reversed(self.versions.items()):  # numbers only go up
             if state.event.has_state and state.status is not VersionStatus.RETIRED:
                 return number
         return None
@@ -290,8 +289,10 @@ def _version_activated(fold: PolicyFold, offset: int, event: ev.VersionActivated
     _require(event.acks == tuple(sorted(switch.acks.values())), "the acks named are not the acks of the switch")
     if fold.live is not None:
         fold.versions[fold.live].status = VersionStatus.WAS_LIVE
-    for number, state in fold.versions.items():
-        if number < event.version and state.status in (VersionStatus.PUBLISHED, VersionStatus.FAILED):
+    # Below the version that was live nothing is left to supersede: a run of any length costs the same here.
+    for number in range(0 if fold.live is None else fold.live + 1, event.version):
+        state = fold.versions.get(number)
+        if state is not None and state.status in (VersionStatus.PUBLISHED, VersionStatus.FAILED):
             state.status = VersionStatus.SUPERSEDED
     fold.versions[event.version].status = VersionStatus.LIVE
     fold.versions[event.version].activated_at_offset = offset

@@ -165,6 +165,15 @@ def test_every_key_has_a_default_and_no_two_sections_share_a_key_by_mistake() ->
     assert {"run.name", "trainer.max_lag", "generator.heartbeat_s", "kafka.in_flight_bytes"} <= set(keys)
 
 
+def test_the_length_of_a_run_is_learnt_from_where_the_learning_rate_follows_it() -> None:
+    """A run that is extended under a schedule is another experiment: each step is replayed under its own length."""
+    for schedule, equal in (("constant", True), ("cosine", False)):
+        short, long = (
+            parse_config({"run": {"versions": n}, "trainer": {"schedule": schedule}}, "test") for n in (10, 20)
+        )
+        assert (short.digest() == long.digest()) is equal
+
+
 def test_the_digest_covers_what_is_learnt_and_not_how_it_is_operated() -> None:
     base = Config()
     operated = parse_config({"kafka": {"port": 9999}, "run": {"versions": 9}, "coordinator": {"lease_s": 20}}, "x")
