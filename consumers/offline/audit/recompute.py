@@ -153,14 +153,19 @@ def recompute(
 
 
 def recompute_lines(section: Mapping[str, Any]) -> list[str]:
-    """For a person."""
+    """For a person: over all versions, and the version that is furthest off; --json has every one."""
     lines = [f"{section['trajectories']} of {section['asked']} rows computed again (seed {section['seed']})"]
     for kind in ("behaviour", "scores"):
-        for version, found in section[kind].items():
-            lines.append(
-                f"  {kind:9} version {version:>4}: {found['trajectories']:4} trajectories, {found['tokens']:6} tokens, "
-                f"difference at most {found['max_difference']:.2g}, {found['mean_difference']:.2g} on average"
-            )
+        found = section[kind]
+        if not found:
+            continue
+        tokens = sum(one["tokens"] for one in found.values())
+        mean = sum(one["mean_difference"] * one["tokens"] for one in found.values()) / max(1, tokens)
+        worst = max(found, key=lambda version: found[version]["max_difference"])
+        lines.append(
+            f"  {kind:9} {tokens} tokens under {len(found)} versions: difference at most "
+            f"{found[worst]['max_difference']:.2g} (version {worst}), {mean:.2g} on average"
+        )
     for version, found in section["not_checked"].items():
         lines.append(f"  version {version}: {found['claims']} claims not checked: {found['why']}")
     return lines

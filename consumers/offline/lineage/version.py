@@ -89,7 +89,7 @@ class VersionLineage:
             *_life_lines(node),
             *_step_lines(node),
             *self._source_lines(),
-            f"  parents: {' <- '.join(_parent_words(parent) for parent in self.parents) or 'none: it is the first'}",
+            f"  parents: {_line_words(self.parents) or 'none: it is the first'}",
         ]
         if self.children:
             lines.append(f"  versions made from it: {', '.join(map(str, self.children))}")
@@ -245,6 +245,22 @@ def _parent(node: Node) -> dict[str, Any]:
         "manifest_sha256": node.manifest_sha256,
         "batch_digest": None if node.step is None else node.step.batch_digest,
     }  # fmt: skip
+
+
+def _line_words(parents: Sequence[Node]) -> str:
+    """The line to the first version; stretches of consecutive numbers as their ends. Branch starts always stand alone."""
+    stretches: list[list[Node]] = []
+    for node in parents:
+        before = stretches[-1][-1] if stretches else None
+        if before is None or before.version != node.version + 1 or before.is_branch_start or node.is_branch_start:
+            stretches.append([node])
+        else:
+            stretches[-1].append(node)
+    words = []
+    for stretch in stretches:
+        first, last = _parent_words(stretch[0]), _parent_words(stretch[-1])
+        words.append(f"{first} <- ... <- {last}" if len(stretch) > 2 else " <- ".join(map(_parent_words, stretch)))
+    return " <- ".join(words)
 
 
 def _parent_words(node: Node) -> str:

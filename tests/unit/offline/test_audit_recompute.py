@@ -86,7 +86,7 @@ def test_rows_with_the_numbers_of_their_versions_are_counted_by_version(tmp_path
     }  # fmt: skip
     assert report.counts["tokens_recomputed"] == report.counts["scores_recomputed"] == 36
     assert {"recompute.behaviour", "recompute.scores"} <= set(report.checks)
-    assert any("behaviour version    0:    8 trajectories" in line for line in recompute_lines(section))
+    assert any("behaviour 36 tokens under 2 versions" in line for line in recompute_lines(section))
 
 
 def test_a_stamp_that_lies_is_named_with_the_version_that_fits(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from consumers.offline.lineage import read_lineage
 from consumers.offline.lineage.tree import tree_dot, tree_json, tree_lines, tree_order
-from consumers.offline.lineage.version import version_lineage
+from consumers.offline.lineage.version import _line_words, version_lineage
 from schemas import policy_events as ev
 from schemas.errors import RangeMissing, UsageError
 from schemas.topics import TopicName, topic
@@ -147,3 +148,8 @@ def test_without_the_start_of_policy_or_ledger_there_is_one_message(tmp_path: Pa
 
     with pytest.raises(RangeMissing, match=rf"tiny.{name.value}\[0\]: records 0-1 are no longer in the log"):
         read_lineage(run.run_log())
+
+
+def test_a_long_line_of_parents_is_told_by_its_ends() -> None:
+    nodes = [SimpleNamespace(version=v, is_branch_start=v == 7) for v in (9, 8, 7, 3, 2, 1, 0)]
+    assert _line_words(nodes) == "9 <- 8 <- 7 (branch start) <- 3 <- ... <- 0"  # type: ignore[arg-type]
