@@ -248,7 +248,7 @@ def _parent(node: Node) -> dict[str, Any]:
 
 
 def _line_words(parents: Sequence[Node]) -> str:
-    """The line to the first version; stretches of consecutive numbers as their ends. Branch starts always stand alone."""
+    """The line to the first version; stretches of consecutive numbers as their ends. A branch start stands alone."""
     stretches: list[list[Node]] = []
     for node in parents:
         before = stretches[-1][-1] if stretches else None
