@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from driftlog.task_wiring import check_same_prompts
 from infra.config import Config, changed_keys, learning_settings, parse_config
 from schemas.errors import ConfigError, UsageError
 
@@ -67,6 +68,7 @@ class RunDirectory:
             write_json(self.path / "config.json", config.model_dump(mode="json"))
             self._remember_digest(config, self.path / "config.json")
             return []
+        check_same_prompts(stored, config)
         changes = changed_keys(learning_settings(stored), learning_settings(config))
         if changes and not accept_changes:
             raise ConfigError(

@@ -13,6 +13,7 @@ Time-outs. Every call that can wait takes or states a limit and raises LogUnavai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -331,6 +332,21 @@ class RewardFunction(Protocol):
 
     def score(self, request: PromptRequest, completions: Sequence[Completion]) -> Sequence[Reward]:
         """One Reward per completion, in order. Never raises: a crash becomes Reward(value=None, error=...)."""
+        ...
+
+
+class RewardScorer(Protocol):
+    """Scores whole groups without making its caller wait."""
+
+    name: str
+    """name@version"""
+
+    def submit(self, request: PromptRequest, completions: Sequence[Completion]) -> Future[Sequence[Reward]]:
+        """One Reward per completion, in order, within a stated limit. Neither this nor the future ever raises."""
+        ...
+
+    def close(self) -> None:
+        """Stop at once; futures under way may never be done. Safe to call twice."""
         ...
 
 

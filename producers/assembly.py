@@ -1,12 +1,13 @@
-"""From finished completions to trajectory rows of one group. Pure but for the reward function it is given."""
+"""From finished, scored completions to trajectory rows of one group. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from infra.ports import Completion, RewardFunction
+from infra.ports import Completion, Reward
 from schemas.ids import GroupId, Incarnation, WorkerId, claim_id, trajectory_id
 from schemas.trajectory import BoolArray, Fingerprint, PromptRequest, Trajectory
 
@@ -27,20 +28,23 @@ class ClaimedGroup:
         """Every member is finished."""
         return len(self.completions) == self.request.group_size
 
+    def in_order(self) -> list[Completion]:
+        """Completions by index."""
+        return [self.completions[index] for index in sorted(self.completions)]
+
 
 def trajectories(
     group: ClaimedGroup,
     *,
     worker: str,
-    reward: RewardFunction,
+    rewards: Sequence[Reward],
+    reward_function: str,
     fingerprint: Fingerprint,
     keep_text: bool,
     now_us: int,
 ) -> list[Trajectory]:
-    """Rows in order of the index in the group."""
+    """Rows in order of the index in the group. `rewards`: in that order; `reward_function`: name@version."""
     request = group.request
-    completions = [group.completions[index] for index in sorted(group.completions)]
-    rewards = reward.score(request, completions)
     claim = claim_id(WorkerId(worker), Incarnation(group.incarnation), request.request_position)
     return [
         Trajectory(
@@ -64,7 +68,7 @@ def trajectories(
             finish_reason=completion.finish_reason,
             reward=score.value,
             reward_parts=dict(score.parts),
-            reward_function=reward.name,
+            reward_function=reward_function,
             reward_error=score.error,
             requested_at_us=request.issued_at_us,
             started_at_us=completion.started_at_us,
@@ -72,7 +76,7 @@ def trajectories(
             published_at_us=now_us,
             text=completion.text if keep_text else None,
         )
-        for completion, score in zip(completions, rewards, strict=True)
+        for completion, score in zip(group.in_order(), rewards, strict=True)
     ]
 
 

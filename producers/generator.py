@@ -23,13 +23,14 @@ from infra.ports import (
     GenerationEngine,
     GroupReader,
     Message,
-    RewardFunction,
+    RewardScorer,
 )
 from producers.assembly import ClaimedGroup, trajectories
 from producers.claim_watch import ClaimWatch
 from producers.intake import Intake, IntakeRules
 from producers.outbox import NotSent, Outbox
 from producers.pulse import Pulse
+from producers.scoring import Scoring
 from producers.switch_target import may_sample, may_serve
 from producers.weights import WeightsKeeper, WeightsSettings
 from schemas.errors import LogError
@@ -75,7 +76,7 @@ class GeneratorPorts:
     writer: EventWriter
     engine: GenerationEngine
     store: CheckpointStore
-    reward: RewardFunction
+    reward: RewardScorer
     executor: Executor
     clock: Clock
     new_id: Callable[[], str]
@@ -106,6 +107,7 @@ class GeneratorService:
             send=self._send_event,
         )
         self._outbox = Outbox(ports.writer, topic(settings.run, TopicName.TRAJECTORIES), self._source)
+        self._scoring = Scoring(ports.reward)
         self._pulse = Pulse(settings.run, settings.worker, ports.clock, settings.heartbeat_s)
         self._intake = Intake(
             IntakeRules(run=settings.run, park_timeout_s=settings.park_timeout_s, poison_after=settings.poison_after),
@@ -146,6 +148,7 @@ class GeneratorService:
             return worked
         worked |= self.weights.step(fold, self.me)
         worked |= self._generate()
+        worked |= self._score()
         worked |= self._publish()
         serving = may_serve(fold, self.me, self.weights.held, rolling=self._s.rolling) and not self._stopping
         # Only admitted workers hold prompt partitions.
@@ -153,17 +156,18 @@ class GeneratorService:
         if serving and not self.weights.holds_back and self._is_fresh():
             worked |= self._take_requests()
         self._pulse_if_due()
-        if self._stopping and not self._running and len(self._outbox) == 0:
+        if self._stopping and not self._claimed():
             self._leave()
             worked = True
         return worked
 
     def close(self) -> None:
         """Stop at once; what runs is generated again by others."""
-        left = sorted({*self._running, *self._outbox.group_ids()})
+        left = sorted(self._claimed())
         if left:
             event(log, "left_unpublished", level=logging.WARNING, groups=len(left), ids=" ".join(left))
         self._p.prompts.close()
+        self._scoring.close()
         self._p.engine.close()
 
     # ------------------------------------------------------------------ membership
@@ -261,10 +265,10 @@ class GeneratorService:
     def _take_requests(self) -> bool:
         fold, held = self._p.follower.fold, self.weights.held
         assert held is not None
-        room = self._s.max_groups_in_flight - len(self._running) - len(self._outbox) - len(self._intake)
+        claimed = self._claimed()
+        room = self._s.max_groups_in_flight - len(claimed) - len(self._intake)
         if room > 0 and not self._outbox.is_stuck:
-            under_way = frozenset(self._running) | self._outbox.group_ids()
-            self._intake.take(room, self._incarnation, fold, under_way)
+            self._intake.take(room, self._incarnation, fold, claimed)
         starting = self._intake.startable(fold, held)
         for group in starting:
             self._running[group.request.group_id] = group
@@ -290,18 +294,30 @@ class GeneratorService:
                 finished.append(group)
         for group in finished:
             del self._running[group.request.group_id]
+            self._scoring.put(group)
+        self._pulse.busy()
+        return True
+
+    def _score(self) -> bool:
+        """What has its rewards goes out."""
+        scored = self._scoring.take()
+        for group, rewards in scored:
             rows = trajectories(
                 group,
                 worker=self._s.worker,
-                reward=self._p.reward,
+                rewards=rewards,
+                reward_function=self._p.reward.name,
                 fingerprint=self._fingerprint,
                 keep_text=self._s.keep_text,
                 now_us=self._p.clock.now_us(),
             )
             self._outbox.put((group.partition, group.offset), rows)
             self._pulse.count_group()
-        self._pulse.busy()
-        return True
+        return bool(scored)
+
+    def _claimed(self) -> frozenset[str]:
+        """Groups taken and not yet acknowledged by the log: sampled, scored, or sent."""
+        return frozenset(self._running) | self._scoring.group_ids() | self._outbox.group_ids()
 
     def _publish(self) -> bool:
         done = self._outbox.step()
@@ -317,7 +333,7 @@ class GeneratorService:
             self._beat()
 
     def _beat(self) -> None:
-        claims = tuple(sorted({*self._running, *self._outbox.group_ids()}))
+        claims = tuple(sorted(self._claimed()))
         message = self._pulse.message(self._incarnation, self._state(), self.weights.held, claims)
         try:
             self._p.writer.send(message)

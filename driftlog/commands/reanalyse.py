@@ -57,7 +57,7 @@ def _reanalyse(at: OpenedRun, options: argparse.Namespace, stack: ExitStack) -> 
     from infra.clock import SystemClock
 
     clock, found = SystemClock(), retained(at)
-    reanalysis, settings = _prepared(at, options, found)
+    reanalysis, settings = _prepared(at, options, found, stack)
     head = {"run": at.run.name, "settings": settings, "notes": [*NOTES, *found.notes]}
     writers: list[JsonWriter | ParquetWriter] = []
     if options.json:
@@ -81,7 +81,9 @@ def _reanalyse(at: OpenedRun, options: argparse.Namespace, stack: ExitStack) -> 
     return ExitCode.FAILED if reanalysis.totals.failed else ExitCode.OK
 
 
-def _prepared(at: OpenedRun, options: argparse.Namespace, found: Retained) -> tuple[Reanalysis, dict[str, Any]]:
+def _prepared(
+    at: OpenedRun, options: argparse.Namespace, found: Retained, stack: ExitStack
+) -> tuple[Reanalysis, dict[str, Any]]:
     """The reanalysis, and what is said of its settings."""
     import torch
 
@@ -102,17 +104,21 @@ def _prepared(at: OpenedRun, options: argparse.Namespace, found: Retained) -> tu
         segments[digest] = Segment(own=own, other=other)
     torch.set_num_threads(at.config.trainer.threads)  # sums are cut by it
     log = at.log()
-    rewards = None if reward_name is None else _rewards(at, log, reward_name, found)
+    rewards = None if reward_name is None else _rewards(log, reward_name, found, stack)
     rescorer = None if options.model is None else _rescorer(at, options.model)
     settings = {"overrides": options.overrides, "changes": changes, "reward": reward_name, "model": options.model}
     return Reanalysis(log, segments, rewards=rewards, rescorer=rescorer), settings
 
 
-def _rewards(at: OpenedRun, log: Any, name: str, found: Retained) -> RewardsAnew:
+def _rewards(log: Any, name: str, found: Retained, stack: ExitStack) -> RewardsAnew:
     from consumers.offline.reanalyse.rewards import RewardsAnew
-    from infra.reward_loading import load_reward
+    from driftlog.task_wiring import open_scorer
+    from infra.config_task import TaskSection
+    from infra.rewards import Awaited
 
-    return RewardsAnew(log, load_reward(name), found.decode)
+    scorer = open_scorer(TaskSection(reward=name))
+    stack.callback(scorer.close)
+    return RewardsAnew(log, Awaited(scorer), found.decode)
 
 
 def _rescorer(at: OpenedRun, model: str) -> Rescorer:

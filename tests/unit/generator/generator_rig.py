@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.policy_follower import PolicyFollower
-from infra.ports import Message, Record
+from infra.ports import Message, Record, RewardScorer
+from infra.rewards import ScoredAtOnce
 from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
 from producers.weights import WeightsSettings
 from schemas.headers import control_headers
@@ -30,7 +31,9 @@ RUN = RunId("demo")
 class GeneratorRig:
     """Time moves 0.1 s a step."""
 
-    def __init__(self, root: Path, *, in_flight_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self, root: Path, *, in_flight_bytes: int = 64 * 1024 * 1024, reward: RewardScorer | None = None
+    ) -> None:
         self.clock = VirtualClock()
         self.log = MemoryLog(self.clock, session_timeout_s=6.0)
         self.log.client("setup").admin().create_topics(RUN)
@@ -40,6 +43,7 @@ class GeneratorRig:
             self.shelf.put(version, weights_of(version))
         self.engine = TinyEngine(self.clock)
         self.in_flight_bytes = in_flight_bytes
+        self.reward = reward or ScoredAtOnce(ParityReward())
         self._ids = 0
         self.service = self.build()
 
@@ -60,7 +64,7 @@ class GeneratorRig:
             writer=client.writer(),
             engine=engine or self.engine,
             store=self.shelf,  # type: ignore[arg-type]
-            reward=ParityReward(),
+            reward=self.reward,
             executor=InlineExecutor(),
             clock=self.clock,
             new_id=self._new_id,

@@ -100,3 +100,5 @@ def test_one_failure_leaves_the_other_members_alone() -> None:
 def test_a_reward_function_names_its_version() -> None:
     with pytest.raises(ConfigError, match="name@version"):
         GuardedReward("mine", lambda _, __: (0.0, {}))
+    with pytest.raises(ConfigError, match="has 513 characters, at most 512 can be recorded"):
+        GuardedReward("m" * 511 + "@1", lambda _, __: (0.0, {}))
