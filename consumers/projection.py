@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from consumers.evaluation import scores_of
 from consumers.projection_blocks import Blocks, range_text
 from consumers.projection_rows import BlockRow, Bookmark, EndRow, EndStatus, Row, StepRow, VersionRow
 from consumers.projection_standing import Scores, promotions
@@ -75,6 +76,11 @@ class Projection:
     def complete(self) -> bool:
         """Both topics have shown their RunEnded."""
         return self.ended is not None and self._fold.ended
+
+    @property
+    def newest_is_evaluated(self) -> bool:
+        """The evaluation of the newest version was read: no other will follow after the end of the run."""
+        return self._fold.newest is not None and self._scores.was_evaluated(self._fold.newest)
 
     def bookmark(self) -> Bookmark:
         """What is covered by the rows given out so far."""
@@ -182,6 +188,7 @@ class Projection:
             own = [answer for answer in answers if answer.version == version]
             failed = sum(answer.reward is None for answer in own)
             metrics = {"evaluation/answers": float(len(own)), "evaluation/rewards_failed": float(failed)}
+            metrics |= scores_of(own).metrics()
             mean = self._scores.mean_evaluation(version)
             if mean is not None:
                 metrics["evaluation/reward_mean"] = mean

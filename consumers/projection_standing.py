@@ -23,6 +23,8 @@ class Scores:
         self._by_metric: dict[int, float] = {}
         self._evaluated: dict[int, tuple[int, float]] = {}
         """version -> (answers with a reward, sum of the rewards)"""
+        self._seen: set[int] = set()
+        """versions with an evaluation, also where every reward failed"""
 
     def step(self, version: int, metrics: dict[str, float]) -> None:
         """The metrics of the step that made the version."""
@@ -33,9 +35,14 @@ class Scores:
     def evaluated(self, rows: Sequence[EvaluationRow]) -> None:
         """Answers to held-out prompts."""
         for row in rows:
+            self._seen.add(row.version)
             if row.reward is not None and math.isfinite(row.reward):
                 count, total = self._evaluated.get(row.version, (0, 0.0))
                 self._evaluated[row.version] = count + 1, total + row.reward
+
+    def was_evaluated(self, version: int) -> bool:
+        """There are answers of it."""
+        return version in self._seen
 
     def mean_evaluation(self, version: int) -> float | None:
         """Mean reward over every answer of the version; None when it has none."""

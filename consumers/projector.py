@@ -45,6 +45,8 @@ class ProjectorSettings:
     """the registry and the open ledger file follow at most that often, and at the end"""
     first_retry_s: float = 1.0
     longest_retry_s: float = 60.0
+    await_evaluation_s: float = 0.0
+    """an evaluator is at work: after the end of the run, how long its last result is waited for"""
     rebuild: bool = False
     """show everything from the start of the log in a new entry, which takes the place of the old one when done"""
 
@@ -108,6 +110,7 @@ class ProjectorService:
         self._started_once = False
         self._ends: Mapping[tuple[str, int], int] = {}
         self._closed = False
+        self._complete_at_s: float | None = None
         self.failures = 0
         self.last_failure: Exception | None = None
         self.invalid_records = 0
@@ -118,7 +121,7 @@ class ProjectorService:
         projection = self._projection
         if projection is None or not projection.complete:
             return False
-        return self.caught_up and projection.bookmark() == self._saved
+        return self.caught_up and projection.bookmark() == self._saved and not self._awaits_evaluation(projection)
 
     @property
     def has_begun(self) -> bool:
@@ -223,6 +226,12 @@ class ProjectorService:
         if rows or standing is not None or at_end:
             self._task = self._p.background(lambda: self._write(rows, bookmark, standing))
         return bool(records) or self._task is not None
+
+    def _awaits_evaluation(self, projection: Projection) -> bool:
+        now_s = self._p.clock.monotonic_s()
+        if self._complete_at_s is None:
+            self._complete_at_s = now_s
+        return not projection.newest_is_evaluated and now_s - self._complete_at_s < self._s.await_evaluation_s
 
     def _has_read_all(self) -> bool:
         positions = self._p.reader.positions()

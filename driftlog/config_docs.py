@@ -80,6 +80,8 @@ def _type_words(annotation: object) -> str:
         return f"{len(arguments)} numbers"
     if arguments and typing.get_origin(annotation) is dict:
         return "table"
+    if arguments and typing.get_origin(annotation) is list:
+        return "list of tables" if inspect.isclass(arguments[0]) and issubclass(arguments[0], Section) else "list"
     if arguments:  # a union; None shows as the default `unset`
         return " or ".join(_type_words(part) for part in arguments if part is not type(None))
     words = {int: "integer", float: "number", str: "text", bool: "true or false"}

@@ -72,6 +72,8 @@ def start_greedy(at: OpenedRun) -> subprocess.Popen[bytes] | None:
     if fold.newest is None:
         raise DriftlogError(f"run {at.run.name} has no version to evaluate")
     event = fold.versions[fold.newest].event
+    if at.config.task.kind != "countdown":
+        return None  # what a right answer is, is known of the built-in problems alone
     if _stored_greedy(at.run).get("manifest_sha256") == event.manifest_sha256:
         return None
     at.run.greedy.unlink(missing_ok=True)
@@ -123,6 +125,7 @@ def summary_text(summary: dict[str, Any]) -> list[str]:
             rows.append(
                 (label, f"{before} before, {after} after, on {summary[f'{prefix}greedy_problems']:.0f} {which}")
             )
+    rows += [("evaluation", words) for words in summary["evaluation"]["words"]]
     total, trained = summary["trajectories_in_log"], summary["trajectories_trained"]
     rows += [
         (

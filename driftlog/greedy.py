@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from consumers.evaluation_plan import Ask, evaluation_requests
 from driftlog.policies import initial_policy
 from driftlog.run_directory import RunDirectory
 from driftlog.wiring import open_store
@@ -19,10 +20,7 @@ from infra.ports import Completion, EngineRequest, Prompt
 from infra.prompt_sources import countdown_prompts
 from infra.rewards import countdown_reward
 from producers.engines.hf import HfEngine, HfEngineSettings
-from schemas.ids import GroupKey, RunId, group_id
-from schemas.trajectory import PromptRequest, Sampling
-
-_PASS = RunId("greedy")
+from schemas.trajectory import Sampling
 
 
 def greedy_report(config: Config, run: RunDirectory, manifest_uri: str, manifest_sha256: str) -> dict[str, float]:
@@ -48,7 +46,8 @@ def greedy_report(config: Config, run: RunDirectory, manifest_uri: str, manifest
 def _success(engine: HfEngine, prompts: tuple[Prompt, ...], directory: Path, config: Config) -> float:
     policy_end = load_policy(directory, config.model.dtype).eos_token_id
     sampling = Sampling(temperature=0.0, max_tokens=config.task.max_tokens, stop_token_ids=(policy_end,))
-    requests = {str(request.group_id): request for request in (_request(prompt, sampling) for prompt in prompts)}
+    asked = evaluation_requests(prompts, [Ask(sampling=sampling, samples=1)], 0)
+    requests = {str(request.group_id): request for request in asked}
     for request in requests.values():
         engine.submit(EngineRequest(request=request, rng_seed=0))
     done: list[Completion] = []
@@ -57,23 +56,3 @@ def _success(engine: HfEngine, prompts: tuple[Prompt, ...], directory: Path, con
     reward = countdown_reward()
     right = [reward.score(requests[completion.group_id], [completion])[0].value or 0.0 for completion in done]
     return sum(right) / len(prompts)
-
-
-def _request(prompt: Prompt, sampling: Sampling) -> PromptRequest:
-    return PromptRequest(
-        group_id=group_id(GroupKey(run=_PASS, prompt=prompt.index, epoch=0, attempt=0)),
-        request_position=prompt.index,
-        prompt_id=prompt.prompt_id,
-        task=prompt.task,
-        epoch=0,
-        attempt=0,
-        group_size=1,
-        prompt_token_ids=prompt.token_ids,
-        prompt_text=prompt.text,
-        reference=dict(prompt.reference),
-        sampling=sampling,
-        intended_step=0,
-        min_version=0,
-        fallback_version=0,
-        issued_at_us=0,
-    )

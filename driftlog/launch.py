@@ -22,6 +22,7 @@ from driftlog.policies import check_initial_policy, check_learning
 from driftlog.processes import Child, Processes, Program, is_alive
 from driftlog.run_directory import RunDirectory
 from driftlog.supervision import RestartRules, Verdict, after_exit
+from driftlog.task_wiring import with_checked_task
 from driftlog.view import View
 from driftlog.view_state import RunState
 from infra import logs
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-TRAINER, PROJECTOR = "trainer", "projector"
+TRAINER, PROJECTOR, EVALUATOR = "trainer", "projector", "evaluator"
+BESIDE = (PROJECTOR, EVALUATOR)  # training goes on without them
 ENDING_S = 15.0
 """services read RunEnded and leave within milliseconds; the tracker may be slow"""
 PROJECTOR_S = 60.0
@@ -82,6 +84,7 @@ def launch(
         raise UsageError(f"--from-version {from_version}: there is no run {run.name!r} in {run.path.parent} yet")
     check_initial_policy(config)
     check_learning(config)
+    config = with_checked_task(config)
     external = external_bootstrap(config)
     interrupts = Interrupts()
     with ExitStack() as stack:
@@ -227,6 +230,9 @@ class _Launch:
         if config.mlflow.enabled:
             # Behind everything that trains: the backlog is in the log, and it catches up.
             programs.append(Program(name=PROJECTOR, arguments=("project", *common), niceness=19))
+        if config.evaluation.enabled:
+            settings, threads = ("evaluate", *common), config.evaluation.threads
+            programs.append(Program(name=EVALUATOR, arguments=settings, threads=threads, niceness=19))
         return programs
 
     def _start_broker(self) -> None:
@@ -307,9 +313,9 @@ class _Launch:
             return
         if decision.verdict is Verdict.DONE:
             return
-        if decision.verdict is Verdict.USAGE:
+        if decision.verdict is Verdict.USAGE and name != EVALUATOR:
             raise RunFailedForGood(self._processes.last_words(name))
-        if decision.verdict is Verdict.FENCED:
+        if decision.verdict is Verdict.FENCED and name != EVALUATOR:
             raise RunFailed(f"another {name} took over this run: {self._processes.last_words(name)}")
         if self.state.fold.ended and self._trainer_done_at_s is not None:
             return  # it had nothing more to do
@@ -317,8 +323,8 @@ class _Launch:
         if decision.verdict is Verdict.RESTART:
             self._view.say(f"{name} ended (code {code}): starting it again. {self._processes.last_words(name)}")
             child.restart_at_s = now_s + decision.wait_s
-        elif name == PROJECTOR:
-            self._view.say(f"projector gave up; training goes on. {self._processes.last_words(name)}")
+        elif name in BESIDE:
+            self._view.say(f"{name} gave up; training goes on. {self._processes.last_words(name)}")
         else:
             raise RunFailed(
                 f"{name} died {len(child.deaths_s)} times in 10 minutes: {self._processes.last_words(name)} "
@@ -349,9 +355,10 @@ class _Launch:
         self._view.update(self.state, time.monotonic(), self._doing(), force=True)
         for child in self._processes.children.values():
             child.restart_at_s = None
-        waiting = [name for name in self._processes.running() if name != PROJECTOR]
+        waiting = [name for name in self._processes.running() if name not in BESIDE]
         self._processes.wait(waiting, ENDING_S, self._interrupts.seen)
-        self._end([name for name in self._processes.running() if name != PROJECTOR])
+        self._end(waiting)
+        self._linger(EVALUATOR, "waiting for the evaluator ...", self._config.evaluation.end_limit_s + ENDING_S)
 
     def _stop(self) -> None:
         """Interrupted: generators drain, the trainer ends after its transaction. A second signal: at once."""
@@ -375,11 +382,13 @@ class _Launch:
 
     def await_projector(self) -> None:
         """It may lie behind; what it has not shown when its time is up, the next start shows."""
-        left = [name for name in self._processes.running() if name == PROJECTOR]
-        if left:
-            self._view.say("waiting for MLflow to catch up ...")
-            self._processes.wait(left, PROJECTOR_S, self._interrupts.seen)
-            self._end(left)
+        self._linger(PROJECTOR, "waiting for MLflow to catch up ...", PROJECTOR_S)
+
+    def _linger(self, name: str, words: str, limit_s: float) -> None:
+        if name in self._processes.running():
+            self._view.say(words)
+            self._processes.wait([name], limit_s, self._interrupts.seen)
+            self._end([name])
 
     def _end(self, names: list[str]) -> None:
         left = [name for name in names if name in self._processes.running()]

@@ -1,4 +1,4 @@
-"""Follows policy, ledger and heartbeats into a RunState: for the live view and `status --watch`.
+"""Follows policy, ledger, heartbeats and evaluations into a RunState: for the live view and `status --watch`.
 
 An outage of the broker is no failure here: what was read stays, reading goes on when it is back.
 """
@@ -16,12 +16,12 @@ from schemas.topics import TOPICS, TopicName, topic
 if TYPE_CHECKING:
     from infra.kafka_clients import KafkaSettings
 
-_TOPICS = (TopicName.POLICY, TopicName.LEDGER, TopicName.WORKERS)
+_TOPICS = (TopicName.POLICY, TopicName.LEDGER, TopicName.WORKERS, TopicName.EVALUATIONS)
 _RECORDS_A_READ = 500
 
 
 class LogTail:
-    """One reader over the three topics."""
+    """One reader over all of them."""
 
     def __init__(self, settings: KafkaSettings, run: RunId) -> None:
         from infra.kafka_reader import KafkaEventReader

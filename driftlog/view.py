@@ -94,6 +94,7 @@ def plain_line(state: RunState, versions: int, limits: AlarmsSection | None = No
     words += [f"{_number(state.versions_per_s())} versions/s", f"{state.open_groups} groups open"]
     words += [f"dropped {_counts_text(state.drops)}", f"clip {_number(state.metric('actor/pg_clipfrac'))}"]
     words += [f"ESS {_number(state.metric('actor/ratio_ess'))}", f"KL {_number(state.metric('actor/ppo_kl'), 4)}"]
+    words += [] if state.evaluation is None else [f"evaluation of {state.evaluation.words}"]
     words += [f"workers {_standings(state)}", *(f"ALARM {alarm}" for alarm in _alarms(state, limits))]
     return "  ".join(words)
 
@@ -127,6 +128,7 @@ def panel(
     rows = [
         ("versions", f"{bar} {of}, {live} live" + (f", {speed:.1f}/s" if speed else "")),
         ("success", f"{_number(state.success(_LATEST_STEPS))}  {_success_line(state, unicode=unicode)}"),
+        ("evaluation", "" if state.evaluation is None else state.evaluation.words),
         ("policy lag", _histogram_bars(state.lags, unicode=unicode)),
         ("generation", f"{state.tokens_per_s():,.0f} tokens/s, {state.open_groups} groups open"),
         ("dropped", _counts_text(state.drops)),

@@ -1,4 +1,4 @@
-"""What the live view shows, as a fold over records of `policy`, `ledger` and `workers`. No I/O, no clock.
+"""What the live view shows, as a fold over records of `policy`, `ledger`, `workers`, `evaluations`. No I/O, no clock.
 
 Bounded: a window of steps, sums, and the workers that are current.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from consumers.evaluation import VersionScores, scores_by_version
 from infra.ports import Record
 from schemas.errors import InvalidRecord
+from schemas.evaluation_codec import decode_evaluation
 from schemas.headers import is_arrow
 from schemas.heartbeat import Heartbeat, decode_heartbeat
 from schemas.ids import RunId
@@ -44,6 +46,7 @@ class RunState:
         self._policy = topic(run, TopicName.POLICY)
         self._ledger = topic(run, TopicName.LEDGER)
         self._workers = topic(run, TopicName.WORKERS)
+        self._evaluations = topic(run, TopicName.EVALUATIONS)
         self.fold = PolicyFold()
         self.steps: deque[StepSeen] = deque(maxlen=WINDOW_STEPS)
         self.steps_total = 0
@@ -52,6 +55,8 @@ class RunState:
         self.drops: Counter[str] = Counter()
         self.open_groups = 0
         self.heartbeats: dict[tuple[str, str], Heartbeat] = {}
+        self.evaluation: VersionScores | None = None
+        """the last one"""
         self.ledger_ended = False
         self.undecodable = 0
         self._decisions: Record | None = None
@@ -78,6 +83,8 @@ class RunState:
                 self._apply_ledger(record)
             elif record.topic == self._workers:
                 self._apply_heartbeat(decode_heartbeat(record.value))
+            elif record.topic == self._evaluations:
+                self.evaluation = [*scores_by_version(decode_evaluation(record.value, record.headers))][-1]
         except InvalidRecord:
             self.undecodable += 1
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from driftlog.broker_access import kafka_settings
 from driftlog.run_directory import RunDirectory, read_config
+from driftlog.task_wiring import open_scorer
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.policy_follower import PolicyFollower
@@ -132,6 +133,7 @@ def build_projector(at: Site) -> Assembly:
             best_metric=at.config.mlflow.best_metric,
             write_every_s=_MLFLOW_WRITE_S,
             promote_every_s=_MLFLOW_PROMOTE_S,
+            await_evaluation_s=at.config.evaluation.end_limit_s if at.config.evaluation.enabled else 0.0,
         )
         ports = ProjectorPorts(
             reader=reader, tracker=tracker, clock=clock, background=lambda work: _ringing(in_thread(work), at.wakeup)
@@ -146,7 +148,6 @@ def build_generator(at: Site, worker: str) -> Assembly:
     from driftlog.policies import initial_policy
     from infra.kafka_group_reader import KafkaGroupReader
     from infra.kafka_writer import KafkaEventWriter
-    from infra.rewards import countdown_reward
     from producers.engines.hf import HfEngine, HfEngineSettings
     from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
     from producers.weights import WeightsSettings
@@ -190,6 +191,8 @@ def build_generator(at: Site, worker: str) -> Assembly:
         # Two threads: one may wait for the broker's answer while the other loads weights.
         executor = RingingExecutor(2, at.wakeup)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        scorer = open_scorer(config.task, at.wakeup.ring)
+        stack.callback(scorer.close)
         writer = KafkaEventWriter(at.kafka)
         stack.callback(writer.close, _WRITER_CLOSE_S)
         prompts = KafkaGroupReader(at.kafka, f"{at.run_id}-generators", topic(at.run_id, TopicName.PROMPTS), at.wakeup)
@@ -202,7 +205,7 @@ def build_generator(at: Site, worker: str) -> Assembly:
             writer=writer,
             engine=engine,
             store=open_store(config, at.run),
-            reward=countdown_reward(),
+            reward=scorer,
             executor=executor,
             clock=clock,
             new_id=short_id,

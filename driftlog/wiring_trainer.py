@@ -21,13 +21,13 @@ from consumers.trainer.step import AgeWeights, StepMaker
 from driftlog.learning_settings import admission_rules, advantages_of, learner_settings, objective_settings
 from driftlog.policies import initial_policy
 from driftlog.run_directory import RunDirectory
+from driftlog.task_wiring import training_prompts, with_prompts_digest
 from driftlog.wiring import KeptReader, Site, open_follower, open_reader, open_store
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.kafka_transactions import KafkaTransactionalWriter
 from infra.logs import event
 from infra.model import load_policy
-from infra.prompt_sources import countdown_source
 from infra.revision import code_revision
 from infra.runner import Assembly, RingingExecutor
 from schemas.ids import RunId
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
     """The trainer; under torchrun, its rank 0. `branch`: go on from an older version, once."""
-    config, run, clock = at.config, at.run_id, SystemClock()
+    config, run, clock = with_prompts_digest(at.config), at.run_id, SystemClock()
     directory = initial_policy(config, at.run)
     revision, digest = code_revision(), config.digest()
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
                 age_weights=AgeWeights(max_lag=config.trainer.max_lag, decay=config.trainer.decay),
                 penalties=learner.reward_penalties if config.objective.kl_in_reward else None,
             ),
-            prompts=countdown_source(policy.encode, config.run.seed),
+            prompts=training_prompts(config, policy),
             clock=clock,
             executor=executor,
         )

@@ -16,7 +16,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from infra.config_evaluation import EvaluationSection, evaluation_problems
 from infra.config_section import Section
+from infra.config_task import TaskSection
 from infra.config_trainer import (
     AlarmsSection,
     ObjectiveSection,
@@ -29,11 +31,15 @@ from schemas.errors import ConfigError
 from schemas.ids import run_id
 
 # What may change when a run is resumed: everything else is a learning setting and is refused by key.
-OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view", "alarms"})
+OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view", "alarms", "evaluation"})
 OPERATIONAL_KEYS = frozenset(
     {
         "run.versions",
         "run.directory",
+        # Where the prompts lie; what they are is task.prompts_sha256.
+        "task.prompts",
+        "task.reward_processes",
+        "task.reward_timeout_s",
         "generator.workers",
         "generator.heartbeat_s",
         "generator.threads",
@@ -67,18 +73,6 @@ class RunSection(Section):
     """training steps, each publishing one version"""
     directory: str = "runs"
     """where run data, logs and the embedded broker's data lie"""
-
-
-class TaskSection(Section):
-    """[task]"""
-
-    kind: Literal["countdown"] = "countdown"
-    """prompt source and reward"""
-    group_size: int = Field(default=16, ge=2)
-    """completions of one prompt; a group baseline needs at least 2"""
-    temperature: float = Field(default=1.0, gt=0)
-    max_tokens: int = Field(default=8, ge=1)
-    """longest completion, tokens"""
 
 
 class ModelSection(Section):
@@ -205,6 +199,7 @@ class Config(Section):
     generator: GeneratorSection = GeneratorSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
+    evaluation: EvaluationSection = EvaluationSection()
     kafka: KafkaSection = KafkaSection()
     mlflow: MlflowSection = MlflowSection()
     view: ViewSection = ViewSection()
@@ -230,6 +225,7 @@ def problems(config: Config) -> list[str]:
     except ValueError as error:
         found.append(f"run.name: {error}")
     found += trainer_problems(trainer, config.replay, config.reference, config.objective)
+    found += evaluation_problems(config.evaluation, config.task.kind)
     keep = config.checkpoints.keep
     largest = "hard_max_lag" if trainer.largest_lag != trainer.max_lag else "max_lag"
     if keep != "all" and keep < trainer.largest_lag + 2:
@@ -266,6 +262,12 @@ def problems(config: Config) -> list[str]:
         found.append(
             f"kafka.session_timeout_s = {kafka.session_timeout_s:g} >= trainer.group_timeout_s = "
             f"{trainer.group_timeout_s:g}: a killed worker's requests would be given up before another worker gets them"
+        )
+    # A group's scoring may be cut off twice (infra/reward_processes.py); then it must still be in time.
+    if config.task.worker_processes and 2 * config.task.reward_timeout_s >= trainer.group_timeout_s:
+        found.append(
+            f"2 * task.reward_timeout_s = {2 * config.task.reward_timeout_s:g} >= trainer.group_timeout_s = "
+            f"{trainer.group_timeout_s:g}: a group would be given up while its reward may still answer; lower the first"
         )
     return found
 

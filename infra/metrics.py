@@ -195,6 +195,23 @@ PROJECTED = (
         ("policy/void_events_total", "events", "of the policy topic that were illegal where they stand"),
     ),
 )
+EVALUATION = (
+    *_metrics(
+        "value",
+        ("evaluation/reward_mean", "reward", "mean of all answers, greedy and sampled; makes a version `best`"),
+        ("evaluation/greedy_reward_mean", "reward", "mean of the most probable answers"),
+        ("evaluation/sampled_reward_mean", "reward", "mean of the sampled answers"),
+        (
+            "evaluation/pass_at_{samples}",
+            "share",
+            "mean chance that one of so many samples has reward >= 1",
+        ),
+        ("evaluation/response_length_mean", "tokens", "of all answers"),
+        ("evaluation/truncated_share", "share", "answers cut off by max_tokens"),
+        ("evaluation/answers", "answers", "in the log"),
+        ("evaluation/rewards_failed", "answers", "whose reward function failed; they are in no mean"),
+    ),
+)
 SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("The update", UPDATE),
     ("Trainer against generator", MISMATCH),
@@ -203,6 +220,7 @@ SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (
     ("Age", LAG),
     ("Lengths", LENGTHS),
     ("What was dropped", DROPS),
+    ("Evaluation", EVALUATION),
     ("Added for the experiment tracker", PROJECTED),
 )
 METRICS: tuple[Metric, ...] = tuple(metric for _, metrics in SECTIONS for metric in metrics)
@@ -214,8 +232,9 @@ Made from `infra/metrics.py` by `python -m infra.metrics > docs/metrics.md`; a t
 one fails for a name that is not in it.
 
 A training step stores its metrics in StepCompleted in the ledger; the projector shows them in MLflow at the version
-they made. A part in braces stands for many names. A *value* is of one step, a *count* adds up over steps, a *total*
-counts from the start of the run. What each statistic of the update means: [objectives.md](objectives.md#statistics).
+they made. Those of an evaluation are computed from the answers in `evaluations`. A part in braces stands for many
+names. A *value* is of one step, a *count* adds up over steps, a *total* counts from the start of the run. What each
+statistic of the update means: [objectives.md](objectives.md#statistics).
 """
 
 
@@ -256,7 +275,7 @@ def _index() -> tuple[dict[str, Metric], tuple[tuple[re.Pattern[str], Metric], .
 
 def _pattern(name: str) -> re.Pattern[str]:
     """A part in braces is a number where it is called so, and otherwise anything but nothing."""
-    numbers = {"lag": r"\d+", "versions": r"\d+", "percent": r"\d\d"}
+    numbers = {"lag": r"\d+", "versions": r"\d+", "samples": r"\d+", "percent": r"\d\d"}
     pieces = re.split(r"\{(\w+)\}", name)
     return re.compile("".join(numbers.get(p, ".+") if i % 2 else re.escape(p) for i, p in enumerate(pieces)))
 

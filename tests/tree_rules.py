@@ -44,7 +44,7 @@ FORBIDDEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("consumers/coordinator*.py", ("consumers.trainer", "consumers.projector", "consumers.evaluator", "torch")),
     ("consumers/projector*.py", ("consumers.trainer", "consumers.coordinator", "consumers.evaluator", "torch")),
-    ("consumers/evaluator*.py", ("consumers.trainer", "consumers.coordinator", "consumers.projector")),
+    ("consumers/eval*.py", ("consumers.trainer", "consumers.coordinator", "consumers.projector", "torch")),
 )
 _DYNAMIC_IMPORTS = frozenset({"importlib.import_module", "import_module", "__import__"})
 # Spelled in pieces, so that this file does not trip itself.

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from consumers.offline.branches import BranchStart, branch_starts
+from consumers.offline.evaluations import EvaluatedRun, evaluated_run
 from consumers.offline.never_trained import NeverTrained, NeverTrainedPrompts
 from consumers.offline.run_log import RunLog
 from consumers.offline.switch_latency import SwitchLatencies, latency_lines
@@ -97,6 +98,8 @@ class RunStatus:
     trajectories_per_s: float | None
     health: dict[str, float]
     """of the last step"""
+    evaluation: EvaluatedRun
+    """held-out prompts, where an evaluator ran"""
     alarms: tuple[str, ...]
     """what is worth a look in the latest steps, in words"""
     waiting_for: tuple[str, ...]
@@ -130,6 +133,7 @@ class RunStatus:
         lines.append(f"throughput: {self.tokens_per_s:.0f} tokens/s{rate}")
         if self.health:
             lines.append("last step: " + ", ".join(f"{name} {value:.4g}" for name, value in self.health.items()))
+        lines += [f"evaluation: {words}" for words in self.evaluation.words]
         lines += [f"alarm: {words}" for words in self.alarms]
         lines += [f"the trainer waits for {what}" for what in self.waiting_for]
         return "\n".join(lines)
@@ -189,6 +193,7 @@ def status(run_log: RunLog, *, now_us: int, limits: AlarmsSection | None = None)
         steps_per_minute=_rate(ledger.last, lambda s: 60.0),
         trajectories_per_s=_rate(ledger.last, lambda s: float(s.trajectories)),
         health={} if step is None else health(step.metrics),
+        evaluation=evaluated_run(run_log),
         alarms=tuple(alarms(ledger.recent, limits)),
         waiting_for=() if ended else tuple(_waiting_for(fold, ledger.control, waiting, workers, now_us)),
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.offline.branches import BranchStart, branch_starts
+from consumers.offline.evaluations import EvaluatedRun, evaluated_run
 from consumers.offline.outcomes import Ends
 from consumers.offline.run_log import RunLog, TrajectoryEntry
 from consumers.offline.switch_latency import SwitchLatencies
@@ -81,6 +82,8 @@ class RunSummary:
     age_seconds_mean: float | None
     """sampled to consumed, trained trajectories"""
     age_seconds_max: float | None
+    evaluation: EvaluatedRun
+    """held-out prompts, where an evaluator ran"""
     audit_findings: int | None
     audit_notices: int | None
     greedy_success_before: float | None = None
@@ -91,6 +94,7 @@ class RunSummary:
         plain = asdict(self)
         plain["policy_lag_histogram"] = {str(lag): count for lag, count in self.policy_lag_histogram.items()}
         plain["branches"] = [{**asdict(start), "left_versions": list(start.left_versions)} for start in self.branches]
+        plain["evaluation"]["words"] = list(self.evaluation.words)
         return plain
 
     def to_json(self) -> str:
@@ -244,6 +248,7 @@ def summarise(
         generator_idle_fraction=_generator_idle(run_log),
         age_seconds_mean=age_mean,
         age_seconds_max=age_max,
+        evaluation=evaluated_run(run_log),
         audit_findings=audit_findings,
         audit_notices=audit_notices,
         greedy_success_before=greedy_success_before,

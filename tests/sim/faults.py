@@ -69,6 +69,11 @@ _TARGETS: dict[str, tuple[tuple[str, Phase, str], ...]] = {
         ("engine.load", "after", ""), ("group.commit", "before", ""), ("group.commit", "after", ""),
         ("group.leave", "after", ""), ("group.rejoin", "after", ""), ("group.poll", "after", ""),
     ),
+    "evaluator": (
+        ("writer.send", "before", TopicName.EVALUATIONS), ("writer.send", "after", TopicName.EVALUATIONS),
+        ("store.fetch", "before", ""), ("store.fetch", "after", ""), ("engine.load", "after", ""),
+        ("reader.poll", "after", TopicName.EVALUATIONS), ("reader.end_offsets", "after", ""),
+    ),
 }  # fmt: skip
 _SPLIT = ("writer.send", "before", TopicName.TRAJECTORIES)
 _OCCURRENCES = (1, 1, 1, 2, 2, 3, 5, 8)

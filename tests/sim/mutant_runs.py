@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from consumers.trainer.replay import ReplayRules
+from tests.sim import mutants_evaluator as judge
 from tests.sim import mutants_overlap as overlap
 from tests.sim import mutants_switch as switch
 from tests.sim import mutants_trainer as trainer
@@ -55,7 +56,10 @@ POISONOUS: Changes = {**CALM, "poison_prompt": 0, "generators": 2, "versions": 4
 CACHED: Changes = {**CALM, "prefix_cache": True, "versions": 7, "prompts": 3}
 LONGER: Changes = {**CALM, "versions": 40, "skew_s": 0.0}
 """than the grace time of unnamed directories"""
+EVALUATES: Changes = {"evaluate": True, "crashable": ("evaluator",), "crash_probability": 0.05, "versions": 5}
 NONE: tuple[Kind, ...] = ()
+_PLAIN: Changes = {"then_branch_from": None, "overlap": False, "evaluate": False}
+"""what a family turns on where its bug needs it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +82,16 @@ class Mutant:
 
     def plan(self, seed: int) -> Plan:
         """The plan of one seed."""
-        return replace(plan_of(seed), limit_s=150.0, **{"then_branch_from": None, "overlap": False, **self.changes})
+        return replace(plan_of(seed), limit_s=150.0, **{**_PLAIN, **self.changes})
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    # the evaluator
+    Mutant(plant=judge.a_restarted_evaluator_does_not_read_what_it_wrote, breaks="evaluation", within=10,
+           changes=EVALUATES),
+    Mutant(plant=judge.the_last_version_is_evaluated_only_in_its_turn, breaks="evaluation", within=5,
+           changes=EVALUATES),
+    Mutant(plant=judge.answers_are_written_as_they_come, breaks="evaluation", within=2, changes=EVALUATES),
     # the trainer
     Mutant(plant=trainer.the_version_is_committed_before_it_is_trained, breaks="G5", within=1),
     Mutant(plant=trainer.lag_is_judged_on_arrival, breaks="G2", within=3, changes={**RUNS_AHEAD, **CALM}),

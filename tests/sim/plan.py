@@ -9,8 +9,9 @@ from typing import Literal
 from consumers.trainer.branching import BranchWish
 from consumers.trainer.replay import ReplayRules
 
-EVERYBODY = ("trainer", "coordinator", "g")
+EVERYBODY = ("trainer", "coordinator", "g", "evaluator")
 _OVERLAP_SHARE = 0.4
+_EVALUATE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class Plan:
     """versions are published while the next step computes"""
     prefix_cache: bool = False
     """engines keep keys and values of prompts beyond a request"""
+    evaluate: bool = False
+    """an evaluator runs beside"""
 
     @property
     def barrier(self) -> bool:
@@ -116,4 +119,5 @@ def plan_of(seed: int, crash_probability: float | None = None) -> Plan:
     if rng.random() < 0.06:
         plan = replace(plan, then_branch_from=rng.randrange(plan.versions))
     overlap = random.Random(f"overlap/{seed}").random() < _OVERLAP_SHARE
-    return replace(plan, prefix_cache=rng.random() < 0.5, overlap=overlap)
+    evaluate = random.Random(f"evaluate/{seed}").random() < _EVALUATE_SHARE
+    return replace(plan, prefix_cache=rng.random() < 0.5, overlap=overlap, evaluate=evaluate)

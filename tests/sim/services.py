@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from consumers.coordinator import CoordinatorPorts, CoordinatorService, CoordinatorSettings
+from consumers.evaluation_plan import Ask
+from consumers.evaluator import EvaluatorPorts, EvaluatorService, EvaluatorSettings
 from consumers.switching import SwitchRules
 from consumers.trainer.admission import AdmissionRules
 from consumers.trainer.pacing import PacingRules
@@ -15,6 +17,7 @@ from consumers.trainer.service import TrainerService
 from consumers.trainer.settings import TrainerPorts, TrainerSettings
 from consumers.trainer.step import AgeWeights, StepMaker
 from infra.policy_follower import PolicyFollower
+from infra.rewards import ScoredAtOnce
 from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
 from producers.weights import WeightsSettings
 from schemas.ids import RunId
@@ -35,6 +38,11 @@ SWITCH_DEADLINE_S = 8.0
 LAST_SWITCH_WAIT_S = 10.0
 GARBAGE_GRACE_S = 2.0
 """a checkpoint is written and named by one turn of its trainer, which takes no virtual time"""
+
+EVALUATION_PROMPTS = 3
+EVALUATION_ASKS = (
+    Ask(sampling=Sampling(temperature=0.0, max_tokens=4), samples=1), Ask(sampling=Sampling(max_tokens=4), samples=2),
+)  # fmt: skip
 
 
 class Service(Protocol):
@@ -168,12 +176,39 @@ def generator(world: World, client: MemoryClient) -> GeneratorService:
         writer=client.writer(),
         engine=engine,
         store=world.store_of(name),
-        reward=ParityReward(),
+        reward=ScoredAtOnce(ParityReward()),
         executor=LateExecutor(world.clock, world.executor_delay_s, engine),
         clock=clock,
         new_id=world.new_id,
     )
     return GeneratorService(settings, ports)
+
+
+def evaluator(world: World, client: MemoryClient) -> EvaluatorService:
+    """An evaluator process."""
+    clock = world.clock_of(client.process)
+    engine = TinyEngine(clock)
+    engine.on_call = world.hook_of(client.process)
+    source = TinyPrompts(EVALUATION_PROMPTS)
+    settings = EvaluatorSettings(
+        run=RUN,
+        seed=world.plan.seed,
+        every_versions=2,
+        prompts=tuple(source.by_index(index) for index in range(EVALUATION_PROMPTS)),
+        asks=EVALUATION_ASKS,
+    )
+    evaluations = topic(RUN, TopicName.EVALUATIONS)
+    ports = EvaluatorPorts(
+        follower=follower(client),
+        evaluations=client.reader({evaluations: 1}, "beginning"),
+        writer=client.writer(),
+        engine=engine,
+        store=world.store_of(client.process),
+        reward=ScoredAtOnce(ParityReward()),
+        executor=LateExecutor(world.clock, world.executor_delay_s, engine),
+        clock=clock,
+    )
+    return EvaluatorService(settings, ports)
 
 
 def mean_only(groups: list[list[float]]) -> list[list[float]]:

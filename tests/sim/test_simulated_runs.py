@@ -32,7 +32,7 @@ CHUNK = 10
 SETTINGS: dict[str, set[object]] = {
     "max_lag": {0, 1, 2, 3}, "mode": {"barrier", "rolling"}, "in_flight": {"finish", "keep"}, "state_every": {1, 2, 3},
     "order": {"issue", "ready"}, "batching": {"group", "mixed"}, "generators": {1, 2, 3}, "hold_for_in_flight": {True},
-    "overlap": {False, True},
+    "overlap": {False, True}, "evaluate": {False, True},
     "filter_zero_variance": {True}, "keep": {"all", 2, 3, 4, 5}, "groups_in_flight": {1, 2, 4},
 }  # fmt: skip
 
@@ -87,6 +87,7 @@ def test_deaths_hit_the_places_that_matter() -> None:
         "t after learner.train", "c before transaction.end", "c after transaction.end", "g after store.fetch",
         "g after engine.load", "g before writer.send policy", "g after writer.send policy",
         "g before writer.send trajectories", "g after writer.send trajectories", "g after group.commit",
+        "e before writer.send evaluations", "e after writer.send evaluations", "e after store.fetch",
     }  # fmt: skip
 
 
@@ -187,6 +188,7 @@ def test_at_max_lag_zero_the_weights_do_not_depend_on_schedule_or_crashes(
         for schedule, who in enumerate([("trainer",), ("coordinator",), ("trainer", "coordinator", "g")] * 2)
     ]
     runs += [(replace(plan, overlap=True), schedule) for plan, schedule in runs[1::3]]  # there is nothing to overlap
+    runs += [(replace(plan, evaluate=True), schedule) for plan, schedule in runs[1:4]]  # beside training, never in it
     found = {}
     for number, (plan, schedule) in enumerate(runs):
         world = scheduled(plan, _fresh(tmp_path / str(number)), schedule)

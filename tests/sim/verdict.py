@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.sim.audited import audit_errors
+from tests.sim.evaluated import check_evaluations
 from tests.sim.faults import Fault, FaultyWorld, faults_of, plan_of, simulate_faults
 from tests.sim.invariants import check
 from tests.sim.plan import Plan
@@ -44,7 +45,7 @@ def violations(world: World) -> list[str]:
     problems = world.bounds.problems + check(world)
     if any(problem.startswith("liveness") for problem in problems):
         return problems  # the log of a run that did not end has no end to be judged by
-    return problems + check_stamps(world) + check_promises(world) + audit_errors(world)
+    return problems + check_stamps(world) + check_promises(world) + check_evaluations(world) + audit_errors(world)
 
 
 def judged(plan: Plan, directory: Path, faults: Sequence[Fault] | None = None) -> tuple[FaultyWorld | None, list[str]]:

@@ -77,6 +77,7 @@ class World:
         self.log.client("setup").admin().create_topics(RUN)
         self.processes = [Process("trainer", self._trainer), Process("coordinator", self._coordinator)]
         self.processes += [Process(f"g{i}", self._generator) for i in range(plan.generators)]
+        self.processes += [Process("evaluator", self._evaluator)] if plan.evaluate else []
         self.steps = 0
         self.bounds = BoundsWatch(self)
         self.crash_places: Counter[str] = Counter()
@@ -262,6 +263,9 @@ class World:
 
     def _generator(self, client: MemoryClient) -> Service:
         return services.generator(self, client)
+
+    def _evaluator(self, client: MemoryClient) -> Service:
+        return services.evaluator(self, client)
 
     def _newest(self) -> int:
         reading = services.follower(self.log.client("check"))

@@ -323,3 +323,31 @@ def test_work_in_a_thread_brings_its_error_back() -> None:
     with pytest.raises(TrackerUnavailable, match="locked"):
         in_thread(fails).result(timeout=60)
     assert in_thread(lambda: "bookmark").result(timeout=60) == "bookmark"
+
+
+def test_after_the_end_of_the_run_the_last_evaluation_is_waited_for_and_shown(log: ProjectedLog) -> None:
+    tracker = FakeTracker()
+    service = _service(log, tracker, await_evaluation_s=30.0)
+    log.evaluation(2, 0.5)
+    log.end(3, at_s=99)
+    _run(service)
+    assert not service.finished
+
+    log.evaluation(3, 1.0, 0.0)
+    _run(service)
+
+    assert service.finished
+    assert tracker.curve("evaluation/reward_mean") == [(2, 0.5), (3, 0.5)]
+    assert tracker.curve("evaluation/greedy_reward_mean") == [(2, 0.5), (3, 0.5)]
+    assert tracker.curve("evaluation/response_length_mean") == [(2, 3.0), (3, 3.0)]
+
+
+def test_an_evaluation_that_does_not_come_is_waited_for_within_a_bound(log: ProjectedLog) -> None:
+    service = _service(log, FakeTracker(), await_evaluation_s=30.0)
+    log.end(3, at_s=99)
+    _run(service)
+    assert not service.finished
+
+    log.clock.advance(30.0)
+
+    assert service.finished

@@ -10,6 +10,7 @@ from rich.console import Console
 from driftlog.view import View, panel, plain_line, sparkline
 from driftlog.view_state import RunState
 from infra.ports import Headers, Record
+from schemas.evaluation_codec import EvaluationRow, encode_evaluation, evaluation_headers
 from schemas.headers import control_headers, json_headers
 from schemas.heartbeat import Heartbeat
 from schemas.ids import RunId
@@ -190,3 +191,22 @@ def test_without_a_terminal_lines_come_every_few_seconds_and_only_when_something
         view.update(log.state, 12.0, {})
 
     assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_the_last_evaluation_is_shown_where_there_is_one(log: Log) -> None:
+    assert "evaluation" not in plain_line(log.state, 10)
+    rows = (
+        EvaluationRow(
+            version=3, task="t", prompt_id="p", sample=0, temperature=0.0, reward=0.5, reward_error=None,
+            completion_tokens=3, finish_reason="stop", evaluated_at_us=0,
+        ),
+    )  # fmt: skip
+    value = encode_evaluation(rows)
+    log.put("evaluations", value, evaluation_headers(rows, value, "evaluator"))
+    log.put("evaluations", b"noise", ())
+
+    assert "evaluation of version 3: greedy 0.50 (1 prompts)" in plain_line(log.state, 10)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(panel(log.state, "demo", 10, {}))
+    assert "version 3: greedy 0.50 (1 prompts)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert log.state.undecodable == 1
