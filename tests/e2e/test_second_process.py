@@ -35,5 +35,5 @@ def test_the_older_of_two_is_fenced_for_good_and_the_run_says_so(site: Site, ser
     assert code == 1
     assert f"another {service} took over this run" in said
     assert "newer" in said
-    assert any(f"service={service} code=3 verdict=fenced" in line for line in ended), ended
+    assert any(f"service={service} " in line and "code=3 verdict=fenced" in line for line in ended), ended
     assert still_works, words.read_text()
