@@ -19,6 +19,7 @@ from typing import Any
 
 from driftlog.task_wiring import check_same_prompts
 from infra.config import Config, changed_keys, learning_settings, parse_config
+from infra.whole_files import write_whole
 from schemas.errors import ConfigError, UsageError
 
 
@@ -172,6 +173,4 @@ def _read_object(path: Path) -> dict[str, Any]:
 def write_json(path: Path, content: Any) -> None:
     """Replace a file whole: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    write_whole(path, json.dumps(content, indent=1, sort_keys=True) + "\n")

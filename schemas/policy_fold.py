@@ -90,6 +90,15 @@ class PolicyFold:
             current = self.versions[current.event.parent]
         return current.event.version
 
+    def line(self, version: int) -> list[int]:
+        """The version and its ancestors, down to 0."""
+        line: list[int] = []
+        current: int | None = version
+        while current is not None:
+            line.append(current)
+            current = self.versions[current].event.parent
+        return line
+
     def last_with_state(self) -> int | None:
         """The newest version that was saved with optimizer state and is not retired."""
         for number, state in reversed(self.versions.items()):  # numbers only go up

@@ -46,8 +46,8 @@ def is_start(fold: PolicyFold, version: int) -> bool:
 
 def leaving(fold: PolicyFold, *, newest: int, origin: int, version: int) -> BranchStart:
     """What going on from `origin` as `version`, while `newest` is the newest version, leaves behind."""
-    kept = set(_line(fold, origin))
-    left = tuple(sorted(number for number in _line(fold, newest) if number not in kept))
+    kept = set(fold.line(origin))
+    left = tuple(sorted(number for number in fold.line(newest) if number not in kept))
     steps = sum(1 for number in left if not is_start(fold, number))
     return BranchStart(version=version, from_version=origin, left_versions=left, left_steps=steps)
 
@@ -75,13 +75,3 @@ def version_words(versions: Sequence[int]) -> str:
             ranges.append([version, version])
     spelt = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
     return f"version{'' if len(versions) == 1 else 's'} {spelt}"
-
-
-def _line(fold: PolicyFold, version: int) -> list[int]:
-    """The version and its ancestors."""
-    line: list[int] = []
-    current: int | None = version
-    while current is not None:
-        line.append(current)
-        current = fold.versions[current].event.parent
-    return line

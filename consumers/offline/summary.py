@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from consumers.offline.evaluations import EvaluatedRun, evaluated_run
 from consumers.offline.outcomes import Ends
 from consumers.offline.run_log import RunLog, TrajectoryEntry
 from consumers.offline.switch_latency import SwitchLatencies
+from infra.whole_files import write_whole
 from schemas import policy_events as ev
 from schemas.errors import IllegalState
 from schemas.ledger import AnyLedgerControl, Decision, DecisionRow, StepCompleted, Subject
@@ -259,9 +259,7 @@ def summarise(
 def write_summary(summary: RunSummary, path: Path) -> None:
     """Write it in one step: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.write_text(summary.to_json())
-    os.replace(staging, path)
+    write_whole(path, summary.to_json())
 
 
 def _read_ledger(run_log: RunLog) -> _Ledger:

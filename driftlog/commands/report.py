@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from driftlog.run_reading import OpenedRun, audit_run, opened_run
 from infra.clock import SystemClock
 from infra.revision import code_revision
 from infra.runner import ExitCode
+from infra.whole_files import write_whole
 from schemas.errors import CheckpointInvalid, CheckpointMissing, CheckpointRefused, IllegalState, UsageError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         beside = _beside(at, reading, with_audit=not options.no_audit)
     page = build_page(reading, beside)
     text = render(page)
-    _write_whole(options.out, text)
+    write_whole(options.out, text)
     drawn = sum(figure.has_data for figure in page.figures())
     told: dict[str, Any] = {
         "file": str(options.out), "bytes": len(text.encode()), "state": page.state, "figures": drawn,
@@ -110,10 +110,3 @@ def _refuse_a_bad_target(path: Path) -> None:
         raise UsageError(f"--out {path} is a folder: name a file")
     if not path.parent.is_dir():
         raise UsageError(f"--out {path}: there is no folder {path.parent}")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """In one step: nobody opens half a page."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)

@@ -308,14 +308,28 @@ def inline(work: Callable[[], str | None]) -> Future[str | None]:
     return future
 
 
+def three_steps() -> ProjectedLog:
+    """A log of versions 0 to 3, rewards 0.1 to 0.3."""
+    log = ProjectedLog()
+    for version in (1, 2, 3):
+        log.full_step(version, at_s=10 * version, reward=version / 10)
+    return log
+
+
+def run_to_rest(service: ProjectorService, limit: int = 1_000) -> None:
+    """Step until there is nothing to do."""
+    for _ in range(limit):
+        if not service.step():
+            return
+    raise AssertionError("the service never comes to rest")
+
+
 def project(log: ProjectedLog, tracker: ExperimentTracker, **options: Any) -> ProjectorService:
     """Everything that is in the log, by a projector that works in this thread; it is not closed."""
     ports = ProjectorPorts(reader=log.reader(), tracker=tracker, clock=log.clock, background=inline)
     service = ProjectorService(ProjectorSettings(run=RUN, params=PARAMS, best_metric=BEST, **options), ports)
-    for _ in range(100_000):
-        if not service.step():
-            return service
-    raise AssertionError("the projector never comes to rest")
+    run_to_rest(service, limit=100_000)
+    return service
 
 
 def expected_of(log: ProjectedLog, **options: Any) -> Expected:

@@ -13,7 +13,7 @@ import pytest
 from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings, in_thread
 from schemas.errors import ConfigError, TrackerUnavailable
 from schemas.policy_events import WorkerJoined
-from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline
+from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline, run_to_rest, three_steps
 from tests.fakes.virtual_clock import START_US
 
 
@@ -30,25 +30,14 @@ def _service(
     return ProjectorService(settings, ports)
 
 
-def _run(service: ProjectorService, limit: int = 1_000) -> None:
-    """Step until there is nothing to do."""
-    for _ in range(limit):
-        if not service.step():
-            return
-    raise AssertionError("the service never comes to rest")
-
-
 @pytest.fixture
 def log() -> ProjectedLog:
-    log = ProjectedLog()
-    for version in (1, 2, 3):
-        log.full_step(version, at_s=10 * version, reward=version / 10)
-    return log
+    return three_steps()
 
 
 def test_every_version_has_an_entry_and_the_curves_have_its_points(log: ProjectedLog) -> None:
     tracker = FakeTracker()
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
 
     assert sorted(tracker.versions) == [0, 1, 2, 3]
     assert [tracker.versions[version]["state"] for version in range(4)] == [
@@ -66,11 +55,11 @@ def test_every_version_has_an_entry_and_the_curves_have_its_points(log: Projecte
 def test_a_run_that_ended_is_marked_finished_and_the_service_is_done(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
     assert not service.finished
 
     log.end(3, at_s=99)
-    _run(service)
+    run_to_rest(service)
 
     assert service.finished
     assert tracker.status == "finished"
@@ -81,7 +70,7 @@ def test_a_run_that_ended_is_marked_finished_and_the_service_is_done(log: Projec
 def test_a_stop_in_the_middle_of_a_run_is_marked_killed_once(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
 
     service.close()
     service.close()
@@ -92,14 +81,14 @@ def test_a_stop_in_the_middle_of_a_run_is_marked_killed_once(log: ProjectedLog) 
 
 def test_a_restart_goes_on_from_the_bookmark_and_shows_nothing_twice(log: ProjectedLog) -> None:
     tracker = FakeTracker()
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
     calls_before = len(tracker.calls)
 
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
     assert tracker.calls[calls_before:] == ["start", "log_text", "promote"]
 
     log.full_step(4, at_s=40)
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
 
     assert tracker.curve("ledger_total/trajectory/trained")[-1] == (4, 8.0)
     assert tracker.versions[3]["state"] == "was_live"
@@ -109,8 +98,8 @@ def test_a_restart_goes_on_from_the_bookmark_and_shows_nothing_twice(log: Projec
 @pytest.mark.parametrize("batch_records", [1, 2, 3, 7])
 def test_the_size_of_a_batch_changes_nothing(log: ProjectedLog, batch_records: int) -> None:
     whole, small = FakeTracker(), FakeTracker()
-    _run(_service(log, whole))
-    _run(_service(log, small, batch_records=batch_records))
+    run_to_rest(_service(log, whole))
+    run_to_rest(_service(log, small, batch_records=batch_records))
 
     assert small.points == whole.points
     assert small.versions == whole.versions
@@ -124,7 +113,7 @@ def test_a_ledger_that_is_read_before_the_policy_topic_changes_nothing(log: Proj
         settings = ProjectorSettings(run=RUN, batch_records=batch_records)
         ports = ProjectorPorts(reader=log.reader(first), tracker=tracker, clock=log.clock, background=inline)
         service = ProjectorService(settings, ports)
-        _run(service)
+        run_to_rest(service)
         assert service.finished
 
     assert other.shown() == one.shown()
@@ -135,14 +124,14 @@ def test_a_ledger_that_is_read_before_the_policy_topic_changes_nothing(log: Proj
 def test_a_tracker_that_fails_at_any_call_ends_up_with_the_same(log: ProjectedLog, call: int) -> None:
     """Nothing lost, nothing twice: the failed batch is projected again from the log."""
     healthy, sick = FakeTracker(), FakeTracker()
-    _run(_service(log, healthy, batch_records=4))
+    run_to_rest(_service(log, healthy, batch_records=4))
     service = _service(log, sick, batch_records=4)
     while len(sick.calls) < call and service.step():
         pass
     sick.fail_next = 3
 
     for _ in range(10):
-        _run(service)
+        run_to_rest(service)
         log.clock.advance(60)
 
     assert sick.points == healthy.points
@@ -155,11 +144,11 @@ def test_while_the_tracker_is_away_nothing_is_read_ahead(log: ProjectedLog) -> N
     tracker.fail_next = 1
     service = _service(log, tracker)
 
-    _run(service)
+    run_to_rest(service)
     tracker.fail_next = 1_000_000
     for _ in range(50):
         log.clock.advance(1)
-        _run(service)
+        run_to_rest(service)
 
     assert tracker.points == {}
     assert tracker.bookmark is None
@@ -173,7 +162,7 @@ def test_retries_back_off_and_one_warning_is_given(log: ProjectedLog, caplog: py
 
     with caplog.at_level(logging.WARNING):
         for _ in range(600):
-            _run(service)
+            run_to_rest(service)
             log.clock.advance(1)
 
     # 1 + 2 + 4 + ... seconds, then one try a minute.
@@ -186,17 +175,17 @@ def test_a_deleted_experiment_stops_the_start_but_not_a_running_service(log: Pro
     tracker.error = ConfigError("mlflow.experiment 'x' was deleted: restore it")
     tracker.fail_next = 1
     with pytest.raises(ConfigError, match="restore it"):
-        _run(_service(log, tracker))
+        run_to_rest(_service(log, tracker))
 
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
     log.full_step(4, at_s=40)
     tracker.fail_next = 2
-    _run(service)
+    run_to_rest(service)
     log.clock.advance(1)
-    _run(service)
+    run_to_rest(service)
     log.clock.advance(60)
-    _run(service)
+    run_to_rest(service)
 
     assert tracker.curve("critic/rewards/mean")[-1][0] == 4
 
@@ -204,7 +193,7 @@ def test_a_deleted_experiment_stops_the_start_but_not_a_running_service(log: Pro
 def test_a_replaced_run_gets_everything_again(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
     whole = dict(tracker.points)
     # Somebody deletes the run: the tracker opens another one, which has no bookmark.
     tracker.points.clear()
@@ -212,9 +201,9 @@ def test_a_replaced_run_gets_everything_again(log: ProjectedLog) -> None:
     tracker.fail_next = 1
     log.full_step(4, at_s=40)
 
-    _run(service)
+    run_to_rest(service)
     log.clock.advance(1)
-    _run(service)
+    run_to_rest(service)
 
     assert whole.items() <= tracker.points.items()
     assert tracker.curve("critic/rewards/mean")[-1][0] == 4
@@ -223,7 +212,7 @@ def test_a_replaced_run_gets_everything_again(log: ProjectedLog) -> None:
 def test_a_rebuild_gives_the_same_in_a_new_entry_that_takes_the_place_when_it_is_complete(log: ProjectedLog) -> None:
     log.end(3, at_s=99)
     tracker = FakeTracker()
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
     live = tracker.shown()
     service = _service(log, tracker, rebuild=True, batch_records=5)
     tracker.calls.clear()
@@ -253,7 +242,7 @@ def test_a_rebuild_that_was_cut_off_does_not_take_the_place(log: ProjectedLog) -
 def test_a_bookmark_that_cannot_be_of_this_log_is_ignored(log: ProjectedLog, bookmark: str) -> None:
     tracker = FakeTracker()
     tracker.bookmark = bookmark
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
 
     assert tracker.curve("critic/rewards/mean") == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
@@ -264,7 +253,7 @@ def test_an_unreadable_record_is_skipped_with_its_place(log: ProjectedLog, caplo
     tracker = FakeTracker()
     service = _service(log, tracker)
     with caplog.at_level(logging.WARNING):
-        _run(service)
+        run_to_rest(service)
 
     assert service.invalid_records == 1
     assert [record.message for record in caplog.records] == ["projection_skips_record"]
@@ -294,11 +283,11 @@ def test_nothing_is_asked_of_the_tracker_before_the_run_has_begun() -> None:
     log.policy(WorkerJoined(run=RUN, at_us=7, worker="g1", incarnation="i1", engine="hf", dtype="float32"))
     tracker = FakeTracker()
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
     assert (tracker.calls, service.has_begun) == ([], False)
 
     log.begin()
-    _run(service)
+    run_to_rest(service)
     assert tracker.origin is not None
     assert tracker.origin.started_at_us == START_US
     assert sorted(tracker.versions) == [0]
@@ -330,11 +319,11 @@ def test_after_the_end_of_the_run_the_last_evaluation_is_waited_for_and_shown(lo
     service = _service(log, tracker, await_evaluation_s=30.0)
     log.evaluation(2, 0.5)
     log.end(3, at_s=99)
-    _run(service)
+    run_to_rest(service)
     assert not service.finished
 
     log.evaluation(3, 1.0, 0.0)
-    _run(service)
+    run_to_rest(service)
 
     assert service.finished
     assert tracker.curve("evaluation/reward_mean") == [(2, 0.5), (3, 0.5)]
@@ -345,7 +334,7 @@ def test_after_the_end_of_the_run_the_last_evaluation_is_waited_for_and_shown(lo
 def test_an_evaluation_that_does_not_come_is_waited_for_within_a_bound(log: ProjectedLog) -> None:
     service = _service(log, FakeTracker(), await_evaluation_s=30.0)
     log.end(3, at_s=99)
-    _run(service)
+    run_to_rest(service)
     assert not service.finished
 
     log.clock.advance(30.0)

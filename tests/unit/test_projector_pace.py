@@ -8,7 +8,7 @@ import pytest
 
 from consumers.projection_rows import decode_bookmark
 from consumers.projector import ProjectorPorts, ProjectorService, ProjectorSettings
-from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline
+from tests.fakes.projected_log import RUN, FakeTracker, ProjectedLog, inline, run_to_rest, three_steps
 
 
 def _service(log: ProjectedLog, tracker: FakeTracker, **options: Any) -> ProjectorService:
@@ -16,36 +16,26 @@ def _service(log: ProjectedLog, tracker: FakeTracker, **options: Any) -> Project
     return ProjectorService(ProjectorSettings(run=RUN, **options), ports)
 
 
-def _run(service: ProjectorService) -> None:
-    for _ in range(1_000):
-        if not service.step():
-            return
-    raise AssertionError("the service never comes to rest")
-
-
 @pytest.fixture
 def log() -> ProjectedLog:
-    log = ProjectedLog()
-    for version in (1, 2, 3):
-        log.full_step(version, at_s=10 * version, reward=version / 10)
-    return log
+    return three_steps()
 
 
 def test_what_arrives_is_held_for_the_interval_and_written_at_once_at_the_end(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker, write_every_s=5.0)
-    _run(service)
+    run_to_rest(service)
     log.full_step(4, at_s=40)
-    _run(service)
+    run_to_rest(service)
     assert 4 not in tracker.versions
 
     log.clock.advance(5)
-    _run(service)
+    run_to_rest(service)
     assert tracker.versions[4]["state"] == "live"
 
     log.full_step(5, at_s=50)
     log.end(5, at_s=60)
-    _run(service)
+    run_to_rest(service)
     assert (tracker.versions[5]["state"], tracker.status) == ("live", "finished")
     assert service.finished
 
@@ -53,9 +43,9 @@ def test_what_arrives_is_held_for_the_interval_and_written_at_once_at_the_end(lo
 def test_what_is_held_is_written_when_the_service_is_told_to_stop(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker, write_every_s=5.0)
-    _run(service)
+    run_to_rest(service)
     log.full_step(4, at_s=40)
-    _run(service)
+    run_to_rest(service)
     service.close()
 
     assert tracker.versions[4]["state"] == "live"
@@ -66,32 +56,32 @@ def test_what_is_held_is_written_when_the_service_is_told_to_stop(log: Projected
 def test_the_registry_follows_at_its_own_interval_and_at_the_end(log: ProjectedLog) -> None:
     tracker = FakeTracker()
     service = _service(log, tracker, promote_every_s=10.0)
-    _run(service)
+    run_to_rest(service)
     assert tracker.promoted.aliases["live"] == 3
     log.full_step(4, at_s=40)
-    _run(service)
+    run_to_rest(service)
     assert (tracker.versions[4]["state"], tracker.promoted.aliases["live"]) == ("live", 3)
 
     log.clock.advance(10)
-    _run(service)
+    run_to_rest(service)
     assert tracker.promoted.aliases["live"] == 4
 
     log.full_step(5, at_s=50)
     log.end(5, at_s=60)
-    _run(service)
+    run_to_rest(service)
     assert tracker.promoted.aliases["live"] == 5
 
 
 def test_after_a_restart_the_aliases_never_go_back(log: ProjectedLog) -> None:
     """The fold begins at the start of the log, where version 0 is the newest."""
     tracker = FakeTracker()
-    _run(_service(log, tracker))
+    run_to_rest(_service(log, tracker))
     moved: list[int] = []
     promote = tracker.promote
     tracker.promote = lambda wanted: (moved.append(wanted.aliases.get("live", -1)), promote(wanted))[1]  # type: ignore[method-assign]
 
     log.full_step(4, at_s=40)
-    _run(_service(log, tracker, batch_records=1))
+    run_to_rest(_service(log, tracker, batch_records=1))
 
     assert set(moved) == {4}
 
@@ -101,14 +91,14 @@ def test_a_run_that_is_extended_after_its_end_is_shown_to_its_last_end(log: Proj
     log.start_again(at_s=60)
     tracker = FakeTracker()
     service = _service(log, tracker)
-    _run(service)
+    run_to_rest(service)
     assert not service.finished
 
     log.full_step(4, at_s=70)
     log.end(4, at_s=80)
     again = FakeTracker()
     for each, other in ((service, tracker), (_service(log, again), again)):
-        _run(each)
+        run_to_rest(each)
         assert each.finished
         assert other.status == "finished"
     assert again.shown() == tracker.shown()
@@ -118,7 +108,7 @@ def test_the_last_events_of_a_run_move_the_bookmark_although_they_show_nothing(l
     log.end(3, at_s=50)
     tracker = FakeTracker()
     service = _service(log, tracker, batch_records=1)
-    _run(service)
+    run_to_rest(service)
 
     assert service.finished
     assert tracker.bookmark is not None

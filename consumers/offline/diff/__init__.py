@@ -140,9 +140,10 @@ class DiffSide:
         self.fold = PolicyFold()
         for _ in log.policy(self.fold):
             pass
-        self.line = {self.fold.versions[version].depth: version for version in reversed(_line(self.fold))}
+        line = [] if self.fold.newest is None else self.fold.line(self.fold.newest)
+        self.line = {self.fold.versions[version].depth: version for version in reversed(line)}
         """training steps -> version, along the line to the newest; of two at one depth the later: a branch start"""
-        self._on_line = frozenset(_line(self.fold))
+        self._on_line = frozenset(line)
         self.dropped: Counter[str] = Counter()
 
     def depth(self, version: int) -> int | None:
@@ -288,13 +289,3 @@ def _group(found: GroupDecision | None) -> str | None:
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     keys = sorted(a.keys() | b.keys())
     return {key: (a.get(key), b.get(key)) for key in keys if a.get(key) != b.get(key)}
-
-
-def _line(fold: PolicyFold) -> list[int]:
-    """The newest version and its ancestors."""
-    line: list[int] = []
-    current = fold.newest
-    while current is not None:
-        line.append(current)
-        current = fold.versions[current].event.parent
-    return line

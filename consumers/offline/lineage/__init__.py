@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from consumers.offline.branches import is_start
 from consumers.offline.run_log import LedgerTransaction, PolicyEntry, RunLog
 from consumers.offline.wholeness import readable_transactions, require_policy_and_ledger
 from schemas import policy_events as ev
@@ -160,7 +161,7 @@ def _node(version: int, state: VersionState, fold: PolicyFold, life: Life, step:
         version=version,
         parent=event.parent,
         depth=event.depth,
-        is_branch_start=event.parent is not None and fold.versions[event.parent].depth == event.depth,
+        is_branch_start=is_start(fold, version),
         status=state.status.value,
         is_pinned=version in fold.pinned,
         published_at_us=event.at_us,
