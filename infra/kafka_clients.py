@@ -21,6 +21,7 @@ from kafka.codec import has_zstd
 from kafka.net.compat import KafkaNetClient
 from kafka.record import util as record_util
 
+from infra.kafka_sockets import close_what_does_not_connect
 from schemas.errors import ConfigError, DriftlogError, EnvironmentMissing, LogUnavailable
 from schemas.topics import MAX_MESSAGE_BYTES
 
@@ -149,6 +150,7 @@ def consumer_config(settings: KafkaSettings) -> dict[str, Any]:
 def build(kind: Callable[..., Client], settings: KafkaSettings, config: Mapping[str, Any]) -> Client:
     """Construct a client. EnvironmentMissing: it can never work like this; LogUnavailable: it may later."""
     require_codecs()
+    close_what_does_not_connect()
     _preflight(settings)
     built: list[Any] = []
 
