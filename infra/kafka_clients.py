@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.codec import has_zstd
-from kafka.net.compat import KafkaNetClient
 from kafka.record import util as record_util
 
-from infra.kafka_sockets import close_what_does_not_connect
+from infra.kafka_sockets import ClosingNetClient
 from schemas.errors import ConfigError, DriftlogError, EnvironmentMissing, LogUnavailable
 from schemas.topics import MAX_MESSAGE_BYTES
 
@@ -150,12 +149,11 @@ def consumer_config(settings: KafkaSettings) -> dict[str, Any]:
 def build(kind: Callable[..., Client], settings: KafkaSettings, config: Mapping[str, Any]) -> Client:
     """Construct a client. EnvironmentMissing: it can never work like this; LogUnavailable: it may later."""
     require_codecs()
-    close_what_does_not_connect()
     _preflight(settings)
     built: list[Any] = []
 
     def net_client(**kwargs: Any) -> Any:
-        client = KafkaNetClient(**kwargs)
+        client = ClosingNetClient(**kwargs)
         built.append(client)
         return client
 

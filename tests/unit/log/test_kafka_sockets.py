@@ -13,7 +13,7 @@ from kafka.errors import KafkaConnectionError
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
-from infra.kafka_sockets import close_what_does_not_connect
+from infra.kafka_sockets import ClosingNetClient, _opened, connect_or_close, shake_hands_or_close
 
 
 class HangingNet:
@@ -34,6 +34,8 @@ class PendingSocket(KafkaNetSocket):  # type: ignore[misc]
 
     SCHEMES = ("test-pending",)
 
+    sock_connect = connect_or_close
+
     def __init__(self, answer: int) -> None:
         self.answer = answer
         self.made: list[socket.socket] = []
@@ -49,12 +51,6 @@ class PendingSocket(KafkaNetSocket):  # type: ignore[misc]
     def connect_ex(self, sock: socket.socket, addr: Any) -> int:
         """The answer it was made with."""
         return self.answer
-
-
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    close_what_does_not_connect()
-    close_what_does_not_connect()  # twice is once
 
 
 ADDRESS = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 9))
@@ -92,9 +88,23 @@ def test_a_failed_handshake_closes_the_socket() -> None:
             self.closed = True
 
     transport, bad = KafkaSSLTransport.__new__(KafkaSSLTransport), Bad()
-    transport._sock = bad
+    transport._sock, transport._net = bad, HangingNet()
 
     with pytest.raises(OSError, match="reset"):
-        transport.handshake().send(None)
+        shake_hands_or_close(transport).send(None)
 
     assert bad.closed
+
+
+def test_a_closed_client_leaves_no_socket_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = ClosingNetClient(bootstrap_servers=["127.0.0.1:9"])
+        connecting = KafkaNetSocket().connect(client._net, (*ADDRESS[:4], silent.getsockname()))
+        connecting.send(None)
+        (opened,) = tuple(_opened[client._net])
+        assert opened.fileno() >= 0
+
+        client.close()
+
+        assert opened.fileno() == -1
+        assert client._net not in _opened
