@@ -22,6 +22,8 @@ class EvaluationSection(Section):
     """held-out prompts of your own, in the form of task.prompts"""
     max_prompts: int = Field(default=256, ge=1, le=100_000)
     """the first so many of them"""
+    engine: Literal["hf", "vllm"] = "hf"
+    """the evaluator has an engine of its own; vllm: with [vllm], and a processor or GPU beside the generators'"""
     greedy: bool = True
     """ask each prompt for its most probable answer"""
     samples_per_prompt: int = Field(default=4, ge=0, le=1024)

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from infra.checkpoint_port import CheckpointStore as CheckpointStore
 from infra.checkpoint_port import SavedCheckpoint as SavedCheckpoint
+from infra.engine_port import Completion as Completion
+from infra.engine_port import EngineRequest as EngineRequest
+from infra.engine_port import GenerationEngine as GenerationEngine
+from infra.engine_port import Reward as Reward
 from infra.tracker_port import ExperimentTracker as ExperimentTracker
-from schemas.trajectory import PromptRequest, Sampling, Segment
+from schemas.trajectory import PromptRequest, Sampling
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -220,108 +223,6 @@ class LogAdmin(Protocol):
 
 
 # ---------------------------------------------------------------- generation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """What the engine is asked for: one group."""
-
-    request: PromptRequest
-    rng_seed: int
-    """run seed; the engine derives each member's stream from (seed, group_id, index)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One finished member of a group."""
-
-    group_id: str
-    index_in_group: int
-    token_ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32]
-    segments: tuple[Segment, ...]
-    finish_reason: Literal["stop", "length", "abort"]
-    text: str | None
-    started_at_us: int
-    finished_at_us: int
-    loss_mask: npt.NDArray[np.bool_] | None = None
-    """False: not sampled by the policy (tool output); None: all sampled"""
-
-
-class GenerationEngine(Protocol):
-    """Samples completions. Not thread-safe, except that `load`, `score` and `generate_greedily` may run on another
-    thread while paused."""
-
-    def submit(self, request: EngineRequest) -> None:
-        """Queue one group."""
-        ...
-
-    def poll(self) -> Sequence[Completion]:
-        """Do a bounded amount of work (one decode step of what runs) and return members finished by it."""
-        ...
-
-    def busy(self) -> bool:
-        """Something is queued or running."""
-        ...
-
-    def running_groups(self) -> frozenset[str]:
-        """Group ids queued or running."""
-        ...
-
-    def pause(self, mode: Literal["finish", "keep"]) -> None:
-        """finish: let running groups end through `poll`, admit none; keep: freeze at once."""
-        ...
-
-    def load(self, directory: Path, version: int) -> None:
-        """Replace the weights in place and forget every cache; segments of later tokens name `version` with the
-        proof set by `set_proof`. CheckpointInvalid before anything was touched, or `weights_touched()` is True."""
-        ...
-
-    def weights_touched(self) -> bool:
-        """A load began to replace weights and did not end well: serve nothing until a full good load."""
-        ...
-
-    def set_proof(self, proof: int) -> None:
-        """The policy offset of this worker's VersionLoaded for the loaded version."""
-        ...
-
-    def resume(self) -> None:
-        """Go on after pause."""
-        ...
-
-    def score(
-        self, token_ids: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
-    ) -> Sequence[npt.NDArray[np.float32]]:
-        """Temperature-1 log-probability of each token after the prompt, per sequence, through the generating path."""
-        ...
-
-    def prefix_block(self) -> int:
-        """Tokens a block of the prefix cache: keys and values that outlive a request. 0: none do."""
-        ...
-
-    def generate_greedily(
-        self, prompts: Sequence[Sequence[int]], tokens: int
-    ) -> Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
-        """The `tokens` likeliest tokens after each prompt and their temperature-1 log-probabilities, through the path
-        and the caches of `poll`. Needs whole weights, no proof; what runs stays where it is."""
-        ...
-
-    def identity(self) -> Mapping[str, str]:
-        """engine, engine_version, dtype, tokenizer_digest: the fingerprint parts."""
-        ...
-
-    def close(self) -> None:
-        """Free everything. Safe to call twice."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
-    """The outcome of scoring one completion. A failure is not a zero: value is None and `error` says why."""
-
-    value: float | None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
 
 
 class RewardFunction(Protocol):

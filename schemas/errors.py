@@ -7,6 +7,7 @@
     |- InvalidRecord              a record of the log cannot be used; carries the reason code for the ledger
     |- StepFailed                 retriable: one training step could not be computed; its input is kept
     |- StepRefused                the maths refuses a training step: names tensor and sample; a loud stop
+    |- EngineLost               exit 1: the generation engine's own processes are gone or silent
     |- RankLost                   exit 1: a process of a torchrun trainer is gone; all are started again
     |- IllegalState               the log contradicts itself: a loud stop, never a fresh start
     |  `- RangeMissing            records that were to be read are no longer in the log (retention)
@@ -77,6 +78,10 @@ class StepRefused(DriftlogError):
 
 class RankLost(DriftlogError):
     """A process of a trainer under torchrun is gone or silent. Start all of them again: the run resumes."""
+
+
+class EngineLost(DriftlogError):
+    """The generation engine's own processes failed, are gone or silent. Start the service again: the log is whole."""
 
 
 class IllegalState(DriftlogError):

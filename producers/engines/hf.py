@@ -1,7 +1,8 @@
 """GenerationEngine on plain transformers: samples groups on any machine, and says what it promises.
 
 batching = "group": one group a forward batch, one group after another; a group's bytes depend only on the
-weights and the request (same machine type, threads, libraries). "mixed": several groups in one batch:
+weights and the request (same machine type, threads, libraries), and in later turns on which members were asked
+for one right after another: they share a batch. "mixed": several groups in one batch:
 faster, and the last bits of a log-probability may depend on the neighbours.
 """
 
@@ -17,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infra.model import DTYPES, Policy, apply_weights, check_static_files, library_versions, load_policy, read_weights
+from infra.model import DTYPES, Policy, apply_weights, check_static_files, library_versions
+from infra.model_adapter import load_served, serving_tensors
 from infra.ports import Clock, Completion, EngineRequest
 from producers.engines.hf_batching import RowState, RunningBatch, greedy_rows, score_sequences, start_rows
 from producers.engines.hf_sampling import check_sampling
@@ -38,6 +40,8 @@ class HfEngineSettings:
     device: str = "cpu"
     threads: int | None = None
     """torch threads of the process; None leaves them as they are"""
+    base_directory: Path | None = None
+    """the model that versions published as adapters are on; None: only whole models can be served"""
     decode_text: bool = True
     """give each completion its text (rewards usually need it)"""
 
@@ -72,12 +76,13 @@ class HfEngine:
     # ------------------------------------------------------------ generation
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue one group; ConfigError when this engine or model cannot serve it as asked."""
+        """Queue one group or member; ConfigError when this engine or model cannot serve it as asked."""
         prompt = request.request
         check_sampling(prompt.sampling)
         if prompt.group_size < 1 or len(prompt.prompt_token_ids) < 1:
             raise ConfigError(f"{prompt.group_id}: a group needs at least one member and one prompt token")
-        self._check_fits(prompt.group_id, prompt.prompt_token_ids, prompt.sampling.max_tokens)
+        known = np.concatenate([prompt.prompt_token_ids, np.asarray(request.context, dtype=np.int32)])
+        self._check_fits(prompt.group_id, known, request.new_tokens)
         (self._held if self._paused == "finish" else self._queue).append(request)
 
     def poll(self) -> Sequence[Completion]:
@@ -97,6 +102,10 @@ class HfEngine:
     def busy(self) -> bool:
         """Something is queued or running."""
         return self._batch is not None or bool(self._queue) or bool(self._held)
+
+    def computes_alone(self) -> bool:
+        """False: every token is computed in `poll`."""
+        return False
 
     def running_groups(self) -> frozenset[str]:
         """Group ids queued or running."""
@@ -121,7 +130,7 @@ class HfEngine:
             self._policy = self._first_load(directory)
         else:
             check_static_files(self._policy, directory)
-            tensors = read_weights(self._policy.model, directory)
+            tensors = serving_tensors(self._policy.model, directory, self._settings.base_directory)
             self._touched = True
             apply_weights(self._policy.model, tensors)
         self._version, self._proof, self._touched = version, None, False
@@ -203,11 +212,17 @@ class HfEngine:
     def _next_batch(self) -> RunningBatch:
         policy, _, _ = self._serving()
         now_us = self._clock.now_us()
-        rows = start_rows(self._queue.popleft(), now_us)
-        if self._settings.batching == "mixed":
-            while self._queue and len(rows) + self._queue[0].request.group_size <= self._settings.max_batch_sequences:
-                rows += start_rows(self._queue.popleft(), now_us)
+        first = self._queue.popleft()
+        rows = start_rows(first, now_us)
+        while self._queue and self._joins(first, self._queue[0], len(rows)):
+            rows += start_rows(self._queue.popleft(), now_us)
         return RunningBatch(policy.model, rows)
+
+    def _joins(self, first: EngineRequest, other: EngineRequest, rows: int) -> bool:
+        if self._settings.batching == "mixed":
+            return rows + len(other.members) <= self._settings.max_batch_sequences
+        one_by_one = first.member is not None and other.member is not None
+        return one_by_one and first.request.group_id == other.request.group_id
 
     def _completions(self, policy: Policy, rows: Sequence[RowState]) -> list[Completion]:
         if not rows:
@@ -234,7 +249,7 @@ class HfEngine:
 
     def _first_load(self, directory: Path) -> Policy:
         try:
-            return load_policy(directory, self._settings.dtype, self._settings.device)
+            return load_served(directory, self._settings.base_directory, self._settings.dtype, self._settings.device)
         except UsageError as error:
             raise CheckpointInvalid(f"version directory cannot be served: {error}") from error
 
@@ -244,7 +259,11 @@ class HfEngine:
         limit = int(getattr(self._policy.model.config, "max_position_embeddings", 1 << 30))
         if len(prompt_ids) + max_tokens > limit:
             raise ConfigError(
-                f"{group_id}: prompt of {len(prompt_ids)} and max_tokens {max_tokens} exceed the model's {limit} tokens"
+                f"{group_id}: {len(prompt_ids)} tokens (prompt and earlier turns) and {max_tokens} more exceed the "
+                f"model's {limit}"
             )
         if int(max(prompt_ids)) >= self._policy.vocabulary_size or int(min(prompt_ids)) < 0:
-            raise ConfigError(f"{group_id}: a prompt token is outside the vocabulary of {self._policy.vocabulary_size}")
+            raise ConfigError(
+                f"{group_id}: a token of the prompt or of earlier turns is outside the vocabulary of "
+                f"{self._policy.vocabulary_size}"
+            )

@@ -28,9 +28,10 @@ class RowState:
     group_id: str
     index_in_group: int
     prompt: list[int]
+    """and the earlier turns, where there are any"""
     sampling: Sampling
     uniform: npt.NDArray[np.float64]
-    """[max_tokens]"""
+    """[most tokens of this row]"""
     started_at_us: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -52,23 +53,23 @@ class RowState:
 
     def finished(self) -> bool:
         """Stopped, or out of tokens."""
-        return self.stopped() or len(self.tokens) >= self.sampling.max_tokens
+        return self.stopped() or len(self.tokens) >= len(self.uniform)
 
 
 def start_rows(request: EngineRequest, now_us: int) -> list[RowState]:
-    """The members of one group, before their first token."""
-    prompt = request.request
-    prompt_ids = [int(token) for token in prompt.prompt_token_ids]
+    """The members that are asked for, before their next token."""
+    prompt, count, group = request.request, request.new_tokens, str(request.request.group_id)
+    prompt_ids = [*(int(token) for token in prompt.prompt_token_ids), *request.context]
     return [
         RowState(
-            group_id=str(prompt.group_id),
+            group_id=group,
             index_in_group=index,
             prompt=prompt_ids,
             sampling=prompt.sampling,
-            uniform=uniforms(request.rng_seed, str(prompt.group_id), index, prompt.sampling.max_tokens),
+            uniform=uniforms(request.rng_seed, group, index, count, context_tokens=len(request.context)),
             started_at_us=now_us,
         )
-        for index in range(prompt.group_size)
+        for index in request.members
     ]
 
 

@@ -1,7 +1,7 @@
 """Drawing one token a row: temperature, float32 log-softmax, inverse transform of a given uniform number.
 
-Owns the random streams: a member's numbers are a pure function of (run seed, group id, index), so what it
-samples cannot depend on its neighbours, on the machine, or on how many numbers anyone drew before.
+Owns the random streams: a member's numbers are a pure function of (run seed, group id, index, length of its
+context), so what it samples cannot depend on its neighbours, on the machine, or on how many numbers anyone drew before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from schemas.trajectory import Sampling
 NEUTRAL = Sampling()
 
 
-def uniforms(run_seed: int, group_id: str, index: int, count: int) -> npt.NDArray[np.float64]:
-    """[count] numbers in [0, 1) of one member; number t decides its token t.
+def uniforms(
+    run_seed: int, group_id: str, index: int, count: int, *, context_tokens: int = 0
+) -> npt.NDArray[np.float64]:
+    """[count] numbers in [0, 1) of one turn of one member; number t decides its token t.
 
     Departure from the usual generator objects: an extendable hash has no state to save, restore or share.
     """
-    key = hashlib.sha256(f"{run_seed}/{group_id}/{index}".encode()).digest()
+    name = f"{run_seed}/{group_id}/{index}" + (f"/{context_tokens}" if context_tokens else "")
+    key = hashlib.sha256(name.encode()).digest()
     words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -45,7 +48,7 @@ def check_sampling(sampling: Sampling) -> None:
         if getattr(sampling, name) != getattr(NEUTRAL, name):
             raise ConfigError(
                 f"sampling.{name} = {getattr(sampling, name)!r}: engine hf samples from the whole distribution "
-                f"(only {getattr(NEUTRAL, name)!r}); use engine vllm, or leave it out"
+                f"(only {getattr(NEUTRAL, name)!r}): leave it out"
             )
     if not 0.0 <= sampling.temperature < float("inf"):
         raise ConfigError(

@@ -5,24 +5,31 @@ Mixed into the engine suite, which gives `make` and the fixtures `engine`, `old`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from infra.model import load_policy
-from infra.ports import Completion, EngineRequest, GenerationEngine
+from infra.ports import GenerationEngine
 from schemas.errors import ConfigError, IllegalState
-from schemas.trajectory import Sampling
-from tests.contract.engine_contract import PROMPTS, TOLERANCE, reference_logprobs
+from schemas.trajectory import PromptRequest, Sampling
+from tests.contract.engine_turns_contract import PROMPTS, TOLERANCE, drain, reference_logprobs
 from tests.fakes.policy_rows import generate, request_of
 
 
 class GreedyContract:
     """The suite."""
 
+    long_tokens: int
+
     def make(self) -> GenerationEngine:
         """An engine without weights."""
+        raise NotImplementedError
+
+    def get_under_way(self, engine: GenerationEngine, requests: Sequence[PromptRequest]) -> None:
+        """As in the engine suite."""
         raise NotImplementedError
 
     def test_greedy_tokens_are_those_of_temperature_zero_with_their_scores(
@@ -45,9 +52,8 @@ class GreedyContract:
         self, engine: GenerationEngine, old: Path, new: Path
     ) -> None:
         policy = load_policy(old)
-        request = request_of(policy, PROMPTS[2], sampling=Sampling(max_tokens=6))
-        engine.submit(EngineRequest(request=request, rng_seed=7))
-        engine.poll()
+        request = request_of(policy, PROMPTS[2], sampling=Sampling(max_tokens=self.long_tokens))
+        self.get_under_way(engine, [request])
         engine.pause("keep")
         before = engine.generate_greedily([[2, 3, 4]], 3)
         engine.load(new, 4)
@@ -57,14 +63,15 @@ class GreedyContract:
         engine.set_proof(50)
         engine.resume()
 
-        done: list[Completion] = []
-        for _ in range(20):
-            done.extend(engine.poll())
+        done = drain(engine, until=lambda: not engine.busy())
 
         assert before[0][1].tobytes() != after[0][1].tobytes()
         assert before[0][1].tobytes() == again[0][1].tobytes()
-        assert [(s.version, s.length) for s in done[0].segments] == [(3, 1), (5, 5)]
+        assert len(done) == 4
         for completion in done:
+            first, second = completion.segments
+            assert [(3, 30), (5, 50)] == [(s.version, s.proof) for s in completion.segments]
+            assert first.length + second.length == self.long_tokens
             expected = reference_logprobs(policy, request.prompt_token_ids, completion.token_ids)
             assert np.abs(expected - completion.logprobs).max() <= TOLERANCE
 

@@ -80,6 +80,20 @@ def test_mixed_batching_keeps_to_its_sequence_limit_and_takes_a_larger_group_alo
     assert not engine.busy()
 
 
+def test_members_asked_for_one_after_another_share_a_batch_and_other_groups_do_not_join_it() -> None:
+    policy = load_policy(tiny_directory())
+    engine = serving()
+    one, two = (request_of(policy, PROMPTS[0], number=n, sampling=Sampling(max_tokens=2)) for n in range(2))
+    for member in (2, 0):
+        engine.submit(EngineRequest(request=one, rng_seed=0, member=member, context=(3,)))
+    engine.submit(EngineRequest(request=two, rng_seed=0, member=1, context=(3,)))
+
+    assert [[(c.group_id, c.index_in_group) for c in engine.poll()] for _ in range(2)] == [
+        [(str(one.group_id), 2), (str(one.group_id), 0)],
+        [(str(two.group_id), 1)],
+    ]
+
+
 def test_one_poll_is_one_decode_step() -> None:
     policy = load_policy(tiny_directory())
     engine = serving()
@@ -226,6 +240,7 @@ def test_a_members_random_numbers_depend_on_seed_group_and_index_only() -> None:
         uniforms(7, "t/p000000/e0/a0", 4, 10),
     ):
         assert numbers[:10].tolist() != other.tolist()
+    assert uniforms(7, "t/p000000/e0/a0", 3, 10, context_tokens=4).tolist() != numbers[:10].tolist()
     assert numbers.min() >= 0.0
     assert numbers.max() < 1.0
     assert abs(numbers.mean() - 0.5) < 0.05
