@@ -29,6 +29,7 @@ from infra.reward_shipped import (
     format_reward,
     length_reward,
     math_reward,
+    number_reward,
     soft_overlong_reward,
 )
 from infra.rewards import ABORTED, GuardedReward, Parts, checked_name, countdown_reward, failed, reward_of
@@ -56,17 +57,25 @@ def load_reward(name: str, arguments: Mapping[str, Scalar] | None = None) -> Rew
             return SHIPPED[name](**given)
         except TypeError as error:
             raise ConfigError(f"reward function {name!r}: arguments: {error}") from error
+    function, module = user_object(name, kind="reward function", shipped=sorted(SHIPPED))
+    return UserReward(f"{name}@{version_of(function, module)}", function, given)
+
+
+def user_object(name: str, *, kind: str, shipped: Sequence[str]) -> tuple[Callable[..., Any], ModuleType]:
+    """What user code has under `package.module:name` or `path/to/file.py:name`, and its module.
+
+    `kind` and `shipped` (names that would have been taken) are for the ConfigError.
+    """
     module_name, colon, function_name = name.rpartition(":")
     if not (colon and module_name and function_name):
         raise ConfigError(
-            f"reward function {name!r}: use one of {', '.join(sorted(SHIPPED))}, package.module:function, or "
-            "path/to/file.py:function"
+            f"{kind} {name!r}: use one of {', '.join(shipped)}, package.module:function, or path/to/file.py:function"
         )
-    module = _module(module_name, name)
+    module = _module(module_name, f"{kind} {name!r}")
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ConfigError(f"reward function {name!r}: {module_name} has no function {function_name!r}")
-    return UserReward(f"{name}@{_version(function, module)}", function, given)
+        raise ConfigError(f"{kind} {name!r}: {module_name} has no function {function_name!r}")
+    return function, module
 
 
 class UserReward:
@@ -159,6 +168,7 @@ SHIPPED: Mapping[str, Callable[..., RewardFunction]] = {
     "format": format_reward,
     "length": length_reward,
     "math": math_reward,
+    "number": number_reward,
     "soft-overlong": soft_overlong_reward,
 }
 """what comes with the project"""
@@ -173,7 +183,7 @@ def _judge_partly(request: PromptRequest, completion: Completion) -> tuple[float
     return max(right, 0.1 * well_formed), {"right": right, "well_formed": well_formed}
 
 
-def _module(module_name: str, name: str) -> ModuleType:
+def _module(module_name: str, what: str) -> ModuleType:
     try:
         if module_name.endswith(".py"):
             return _from_file(Path(module_name))
@@ -183,9 +193,7 @@ def _module(module_name: str, name: str) -> ModuleType:
         return importlib.import_module(module_name)
     # User code may raise anything while it is imported; this is where it becomes a message.
     except Exception as error:
-        raise ConfigError(
-            f"reward function {name!r}: {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{what}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -202,7 +210,8 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _version(function: object, module: ModuleType) -> str:
+def version_of(function: object, module: ModuleType) -> str:
+    """Its own, or the digest of its file."""
     own = getattr(function, "version", None)
     if own is not None:
         return str(own)

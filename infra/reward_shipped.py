@@ -9,12 +9,15 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from infra.ports import Completion, Reward, RewardFunction
 from infra.rewards import GuardedReward, Parts, checked_name, failed
 from schemas.errors import ConfigError
 from schemas.trajectory import PromptRequest
+
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
 
 
 def length_reward() -> GuardedReward:
@@ -64,6 +67,22 @@ def exact_reward(column: str = "answer") -> GuardedReward:
         return float(_text(completion).strip() == _reference(request, column).strip()), {}
 
     return GuardedReward("exact@1", judge)
+
+
+def number_reward(column: str = "answer") -> GuardedReward:
+    """1 when the last number in the text equals the reference's, else 0. For answers in words around a number.
+
+    What a minus sign is follows from what stands before it: "10-7" ends in 7, "= -7" in -7.
+    """
+
+    def judge(request: PromptRequest, completion: Completion) -> tuple[float, Parts]:
+        expected = _last_number(_reference(request, column))
+        if expected is None:
+            raise ValueError(f"the reference of {request.prompt_id} holds no number")
+        found = _last_number(_text(completion))
+        return float(found == expected), {"has_number": float(found is not None)}
+
+    return GuardedReward("number@1", judge)
 
 
 def math_reward(column: str = "answer") -> GuardedReward:
@@ -130,6 +149,16 @@ def summed_name(terms: Sequence[tuple[float, str]]) -> str:
     '1*exact@1+0.2*format@1'
     """
     return "+".join(f"{weight:g}*{name}" for weight, name in terms)
+
+
+def _last_number(text: str) -> Decimal | None:
+    """The last number of a text, thousands separators aside.
+
+    >>> _last_number("23 + 1,200 = 1,223."), _last_number("none")
+    (Decimal('1223'), None)
+    """
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def _reference(request: PromptRequest, column: str) -> str:

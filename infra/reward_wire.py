@@ -1,6 +1,7 @@
 """What a generator and its reward processes say to each other: one JSON object a line, over a socket pair.
 
-To the worker: a group, or what is left of one. From it: `ready`, then per job one line for each completion. JSON and
+To the worker: a group, or what is left of one; or questions to an environment. From it: `ready`, then per job one line
+for each completion or question. JSON and
 not Python objects, because what comes back was made beside code of strangers.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from infra.environment import Ask, Outcome
 from infra.ports import Completion, Reward
 from schemas.ids import GroupId
 from schemas.trajectory import PromptRequest, Sampling, Segment
@@ -24,7 +26,6 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 
 def job_line(request: PromptRequest, completions: Sequence[Completion]) -> bytes:
     """A group to be scored."""
-    asked = asdict(request) | {"prompt_token_ids": _packed(request.prompt_token_ids, "<i4")}
     members = [
         {
             "index": c.index_in_group,
@@ -38,19 +39,13 @@ def job_line(request: PromptRequest, completions: Sequence[Completion]) -> bytes
         }
         for c in completions
     ]
-    return _line({"request": asked, "completions": members})
+    return _line({"request": _request(request), "completions": members})
 
 
 def job_of(line: bytes) -> tuple[PromptRequest, list[Completion]]:
     """The group again."""
     message = json.loads(line)
-    asked = message["request"]
-    asked["prompt_token_ids"] = _unpacked(asked["prompt_token_ids"], "<i4")
-    sampling = asked["sampling"]
-    sampling["logit_bias"] = tuple(map(tuple, sampling["logit_bias"]))
-    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-    asked["sampling"] = Sampling(**sampling)
-    request = PromptRequest(**{**asked, "group_id": GroupId(asked["group_id"])})
+    request = _request_of(message["request"])
     completions = [
         Completion(
             group_id=request.group_id,
@@ -69,9 +64,41 @@ def job_of(line: bytes) -> tuple[PromptRequest, list[Completion]]:
     return request, completions
 
 
+def asks_line(asks: Sequence[Ask]) -> bytes:
+    """Questions to an environment, all of one group."""
+    members = [{"member": a.member, "seed": a.seed, "texts": a.texts, "observations": a.observations} for a in asks]
+    return _line({"request": _request(asks[0].request), "asks": members})
+
+
+def asks_of(line: bytes) -> list[Ask]:
+    """The questions again."""
+    message = json.loads(line)
+    request = _request_of(message["request"])
+    return [
+        Ask(
+            request=request,
+            member=a["member"],
+            seed=a["seed"],
+            texts=tuple(a["texts"]),
+            observations=tuple(a["observations"]),
+        )
+        for a in message["asks"]
+    ]
+
+
+def outcome_line(outcome: Outcome) -> bytes:
+    """One answer of an environment."""
+    return _line({"observation": outcome.observation, "done": outcome.done} | _reward(outcome.reward))
+
+
+def outcome_from(message: Mapping[str, Any]) -> Outcome:
+    """The answer again. KeyError, TypeError or ValueError for anything else."""
+    return Outcome(observation=str(message["observation"]), done=bool(message["done"]), reward=reward_from(message))
+
+
 def reward_line(reward: Reward) -> bytes:
     """One reward."""
-    return _line({"value": reward.value, "parts": dict(reward.parts), "error": reward.error})
+    return _line(_reward(reward))
 
 
 def reward_from(message: Mapping[str, Any]) -> Reward:
@@ -99,6 +126,23 @@ def message_of(line: bytes) -> Mapping[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"not an object: {line[:80]!r}")
     return message
+
+
+def _reward(reward: Reward) -> dict[str, Any]:
+    return {"value": reward.value, "parts": dict(reward.parts), "error": reward.error}
+
+
+def _request(request: PromptRequest) -> dict[str, Any]:
+    return asdict(request) | {"prompt_token_ids": _packed(request.prompt_token_ids, "<i4")}
+
+
+def _request_of(asked: dict[str, Any]) -> PromptRequest:
+    asked["prompt_token_ids"] = _unpacked(asked["prompt_token_ids"], "<i4")
+    sampling = asked["sampling"]
+    sampling["logit_bias"] = tuple(map(tuple, sampling["logit_bias"]))
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    asked["sampling"] = Sampling(**sampling)
+    return PromptRequest(**{**asked, "group_id": GroupId(asked["group_id"])})
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

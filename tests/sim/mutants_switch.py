@@ -165,8 +165,8 @@ def leases_of_the_dead_are_kept(patch: Patch) -> None:
 def prompts_are_committed_before_the_trajectories_are_acknowledged(patch: Patch) -> None:
     put = outbox.Outbox.put
 
-    def early(self: outbox.Outbox, claim: Any, rows: Any) -> None:
-        put(self, claim, rows)
+    def early(self: outbox.Outbox, claim: Any, rows: Any, traceparent: Any = None) -> None:
+        put(self, claim, rows, traceparent)
         self.__dict__.setdefault("early", []).append(claim)
 
     def publish(self: generator.GeneratorService) -> bool:

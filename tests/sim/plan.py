@@ -73,6 +73,8 @@ class Plan:
     """engines keep keys and values of prompts beyond a request"""
     evaluate: bool = False
     """an evaluator runs beside"""
+    turns: int = 1
+    """of an episode; above 1 an environment answers in between, after a while"""
 
     @property
     def barrier(self) -> bool:

@@ -26,6 +26,7 @@ from schemas.trajectory import Sampling
 from schemas.trajectory_codec import TrajectoryLimits
 from tests.fakes.memory_ports import MemoryClient
 from tests.fakes.tiny_policy import TOKENIZER_DIGEST, VOCABULARY, ParityReward, TinyEngine, TinyLearner, TinyPrompts
+from tests.sim.episodes import TinyEpisodes
 from tests.sim.plan import Plan
 from tests.sim.surroundings import LateExecutor
 
@@ -67,7 +68,7 @@ def _trainer_settings(plan: Plan) -> TrainerSettings:
             group_size=plan.group_size,
             max_lag=plan.max_lag,
             max_attempts=plan.max_attempts,
-            sampling=Sampling(max_tokens=4),
+            sampling=Sampling(max_tokens=4 if plan.turns == 1 else 12),
             pacing=PacingRules(groups_per_step=plan.groups_per_step, run_ahead=plan.run_ahead, last_step=plan.versions),
         ),
         selection=SelectionRules(
@@ -145,10 +146,17 @@ def coordinator(world: World, client: MemoryClient) -> CoordinatorService:
 def generator(world: World, client: MemoryClient) -> GeneratorService:
     """A worker process; its name is the process's."""
     plan, name, clock = world.plan, client.process, world.clock_of(client.process)
-    engine = TinyEngine(clock, plan.polls_per_group, mixed=plan.batching == "mixed", prefix_cache=plan.prefix_cache)
+    engine = TinyEngine(
+        clock,
+        plan.polls_per_group,
+        mixed=plan.batching == "mixed",
+        prefix_cache=plan.prefix_cache,
+        text=plan.turns > 1,
+    )
     engine.on_call = world.hook_of(name)
     engine.polls_of = lambda request: world.polls_of(name, request)
     engine.on_sample = lambda request: world.on_sample(name, request)
+    playing = engine if plan.turns == 1 else TinyEpisodes(engine, plan.turns, plan.batching, world.clock)
     settings = GeneratorSettings(
         run=RUN,
         worker=name,
@@ -174,10 +182,10 @@ def generator(world: World, client: MemoryClient) -> GeneratorService:
         workers=client.reader({topic(RUN, TopicName.WORKERS): 1}, "beginning"),
         prompts=client.group_reader(f"{RUN}-generators", topic(RUN, TopicName.PROMPTS)),
         writer=client.writer(),
-        engine=engine,
+        engine=playing,
         store=world.store_of(name),
         reward=ScoredAtOnce(ParityReward()),
-        executor=LateExecutor(world.clock, world.executor_delay_s, engine),
+        executor=LateExecutor(world.clock, world.executor_delay_s, playing),
         clock=clock,
         new_id=world.new_id,
     )

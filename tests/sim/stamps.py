@@ -79,7 +79,7 @@ def _row(
             problems.append(f"G4: {name} was trained before version {segment.version} was live")
         sampled = weights[_weights_of(segment.version, fold, weights)]
         for at in range(position, position + segment.length):
-            expected = logprob(sampled, int(row.token_ids[at]), at)
+            expected = logprob(sampled, int(row.token_ids[at]), at) if row.loss_mask[at] else 0.0
             if abs(float(row.logprobs[at]) - expected) > 1e-6:
                 problems.append(f"G3: token {at} of {name} was not sampled by version {segment.version}")
         position += segment.length

@@ -41,7 +41,7 @@ class SkewedClock:
         return self._base.monotonic_s() + self._origin_s
 
 
-class _LateFuture(Future[Any]):
+class LateFuture(Future[Any]):
     """Done when its time has come; the work happens then, inside `done`."""
 
     def __init__(self, due_s: float, clock: VirtualClock, work: Callable[[], Any]) -> None:
@@ -78,7 +78,7 @@ class LateExecutor(Executor):
                 self._engine.in_background = False
             return fn(*args, **kwargs)
 
-        future = _LateFuture(self._clock.monotonic_s() + self._delay_s(), self._clock, work)
+        future = LateFuture(self._clock.monotonic_s() + self._delay_s(), self._clock, work)
         future.done()
         return future
 

@@ -150,15 +150,16 @@ def test_the_probe_takes_the_rows_that_moved_most_and_each_sequence_once() -> No
     assert most_moved(candidates, [values.astype(np.float32) for values in moved]) == (1, 2, 0)
 
 
-def test_probes_and_candidates_are_bounded() -> None:
+@pytest.mark.parametrize(("count", "expected"), [(6, 6), (12, 8), (60, 15), (140, 32)])
+def test_probes_and_candidates_are_bounded_by_the_batch_too(count: int, expected: int) -> None:
     request = request_of(load_policy(tiny_directory()), "1,2=3:")
-    rows = batch_of([request], [completion([1 + n % 19, 1 + n // 19, 0], n) for n in range(60)]).rows
+    rows = batch_of([request], [completion([1 + n % 19, 1 + n // 19, 0], n) for n in range(count)]).rows
     proximal = [np.zeros(3, dtype=np.float32) for _ in rows]
 
     candidates = probe_candidates(rows, proximal)
 
-    assert len(candidates) == 32
-    assert len(most_moved(candidates, [c.proximal for c in candidates])) == 8
+    assert len(candidates) == expected
+    assert len(most_moved(candidates, [c.proximal for c in candidates])) == min(8, expected)
     assert all(row_tokens(row_data(row)) == 9 for row in rows)
 
 
