@@ -112,6 +112,14 @@ class CoordinatorService:
             self._ready = False
             return True
 
+    def silent_s(self) -> dict[str, float]:
+        """Seconds since each worker that takes part was last heard of."""
+        if self.follower is None:
+            return {}
+        now_s, fold = self._p.clock.monotonic_s(), self.follower.fold
+        heard_s = {key: lease.due_s - self._s.lease_s for key, lease in self._leases.items() if fold.is_current(key)}
+        return {worker: max(0.0, now_s - at_s) for (worker, _), at_s in heard_s.items()}
+
     def close(self) -> None:
         """Nothing of our own is open: whoever built the ports closes them."""
 
@@ -269,7 +277,8 @@ class CoordinatorService:
                 log,
                 "decided",
                 type=policy_event.type,
-                **policy_event.model_dump(include={"version", "worker", "switch"}),
+                policy_version=getattr(policy_event, "version", None),
+                **policy_event.model_dump(include={"worker", "switch"}),
             )
 
 

@@ -196,7 +196,13 @@ class EvaluatorService:
         elif now_s - self._ended_at_s > self._s.end_limit_s and not (self._out_of_time or self.finished):
             self._out_of_time = True
             version = None if self._work is None else self._work.version
-            event(log, "evaluation_out_of_time", level=logging.WARNING, version=version, limit_s=self._s.end_limit_s)
+            event(
+                log,
+                "evaluation_out_of_time",
+                level=logging.WARNING,
+                policy_version=version,
+                limit_s=self._s.end_limit_s,
+            )
 
     # ------------------------------------------------------------------ one version
 
@@ -252,8 +258,10 @@ class EvaluatorService:
             self._leave_out(loading.version, f"not loaded in {loading.tries} tries: {reason}")
 
     def _answer(self, answering: _Answering) -> bool:
-        worked = self._p.engine.busy()
-        for completion in self._p.engine.poll():
+        engine = self._p.engine
+        completions = engine.poll()
+        worked = bool(completions) or (engine.busy() and not engine.computes_alone())
+        for completion in completions:
             request = answering.requests[completion.group_id]
             members = answering.arrived.setdefault(completion.group_id, [])
             members.append(completion)

@@ -6,8 +6,6 @@ memorises, and says little about what it never saw. Imports torch.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from consumers.evaluation_plan import Ask, evaluation_requests
 from driftlog.policies import initial_policy
 from driftlog.run_directory import RunDirectory
@@ -27,25 +25,25 @@ def greedy_report(config: Config, run: RunDirectory, manifest_uri: str, manifest
     """Success before (initial policy) and after (the version named), trained and held-out problems apart."""
     before = initial_policy(config, run)
     after, _ = open_store(config, run).fetch(manifest_uri, manifest_sha256)
-    encode = load_policy(before, config.model.dtype).encode
-    engine = HfEngine(HfEngineSettings(batching="mixed", dtype=config.model.dtype, threads=1), SystemClock())
+    policy = load_policy(before, config.model.dtype)
+    settings = HfEngineSettings(batching="mixed", dtype=config.model.dtype, threads=1, base_directory=before)
+    engine = HfEngine(settings, SystemClock())
     report: dict[str, float] = {}
     try:
         for when, directory in (("before", before), ("after", after)):
             engine.load(directory, 0)
             engine.set_proof(0)
             for prefix, held_out in (("", False), ("held_out_", True)):
-                prompts = countdown_prompts(encode, held_out=held_out, repeats={PAIRS: 1, FOUR: 1})
-                report[f"{prefix}greedy_success_{when}"] = _success(engine, prompts, directory, config)
+                prompts = countdown_prompts(policy.encode, held_out=held_out, repeats={PAIRS: 1, FOUR: 1})
+                report[f"{prefix}greedy_success_{when}"] = _success(engine, prompts, policy.eos_token_id, config)
                 report[f"{prefix}greedy_problems"] = float(len(prompts))
     finally:
         engine.close()
     return report
 
 
-def _success(engine: HfEngine, prompts: tuple[Prompt, ...], directory: Path, config: Config) -> float:
-    policy_end = load_policy(directory, config.model.dtype).eos_token_id
-    sampling = Sampling(temperature=0.0, max_tokens=config.task.max_tokens, stop_token_ids=(policy_end,))
+def _success(engine: HfEngine, prompts: tuple[Prompt, ...], end_token_id: int, config: Config) -> float:
+    sampling = Sampling(temperature=0.0, max_tokens=config.task.max_tokens, stop_token_ids=(end_token_id,))
     asked = evaluation_requests(prompts, [Ask(sampling=sampling, samples=1)], 0)
     requests = {str(request.group_id): request for request in asked}
     for request in requests.values():

@@ -17,8 +17,9 @@ from consumers.objective.legality import check_legal
 from consumers.objective.settings import PRESETS, ObjectiveSettings, preset
 from consumers.objective.shapes import IllegalCombination, InvalidSetting
 from consumers.trainer.admission import AdmissionRules
-from consumers.trainer.learner_settings import LearnerSettings
+from consumers.trainer.learner_settings import LearnerSettings, LoraSettings
 from infra.config import Config
+from infra.config_lora import ALL_LINEAR
 from schemas.errors import ConfigError
 
 
@@ -43,6 +44,7 @@ def objective_settings(config: Config) -> ObjectiveSettings:
 def learner_settings(config: Config, initial_directory: str, *, device: str | None = None) -> LearnerSettings:
     """The learner's part of the configuration. ConfigError where optimizer or objective contradict themselves.
 
+    `initial_directory`: the initial policy, which is the reference, and the base of adapters, where no other is named;
     `device`: of this rank, where it is not the one of the configuration."""
     trainer, reference = config.trainer, config.reference
     objective = objective_settings(config)
@@ -75,9 +77,24 @@ def learner_settings(config: Config, initial_directory: str, *, device: str | No
         reference_version=0 if wanted and not reference.directory else None,
         reference_refresh_every=reference.refresh_every,
         parallel=trainer.parallel,
+        lora=lora_settings(config, initial_directory),
     )
     settings.check_objective()
     return settings
+
+
+def lora_settings(config: Config, base_directory: str) -> LoraSettings | None:
+    """The adapters to train, on that base; None: whole weights."""
+    lora = config.lora
+    if not lora.rank:
+        return None
+    return LoraSettings(
+        rank=lora.rank,
+        alpha=lora.alpha,
+        target_modules=ALL_LINEAR if lora.target_modules == ALL_LINEAR else tuple(lora.target_modules),
+        publish=lora.publish,
+        base_directory=Path(base_directory),
+    )
 
 
 def generators_differ(config: Config) -> bool:

@@ -57,6 +57,15 @@ def initial_policy(config: Config, run: RunDirectory) -> Path:
     return run.policy
 
 
+def base_directory(config: Config, run: RunDirectory) -> Path | None:
+    """The model that versions published as adapters are on, also where it is not there; None: the run has none such.
+
+    Whoever loads such a version says what is wrong with the base; a preset is made here as anywhere."""
+    if not config.lora.rank or config.lora.publish != "adapter":
+        return None
+    return initial_policy(config, run) if config.model.init in PRESET_NAMES else Path(config.model.init)
+
+
 def make_preset(preset: str, seed: int, directory: Path) -> None:
     """Build and warm-start a preset; the directory appears whole or not at all."""
     from infra.model_presets import warm_start

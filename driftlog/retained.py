@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from driftlog.policies import base_directory
 from driftlog.run_reading import OpenedRun
 from schemas.errors import CheckpointError, UsageError
 from schemas.policy_fold import PolicyFold
@@ -25,6 +26,8 @@ class Retained:
     ranks: int
     directory: Path | None
     """of the checkpoint it was read from"""
+    base: Path | None = None
+    """of a checkpoint that is an adapter"""
     notes: tuple[str, ...] = ()
     _policy: Policy | None = None
 
@@ -33,9 +36,9 @@ class Retained:
         if self._policy is None:
             if self.directory is None:
                 raise UsageError("text was not kept, and no checkpoint is left whose tokenizer could decode the tokens")
-            from infra.model import load_policy
+            from infra.model_adapter import load_served
 
-            self._policy = load_policy(self.directory)
+            self._policy = load_served(self.directory, self.base)
         return self._policy.decode_all([list(tokens)])[0]
 
 
@@ -50,7 +53,12 @@ def retained(at: OpenedRun) -> Retained:
             directory, manifest = store.fetch(event.manifest_uri, event.manifest_sha256)
         except CheckpointError:
             continue
-        return Retained(fingerprint=dict(manifest.fingerprint), ranks=_ranks(manifest), directory=directory)
+        return Retained(
+            fingerprint=dict(manifest.fingerprint),
+            ranks=_ranks(manifest),
+            directory=directory,
+            base=base_directory(at.config, at.run),
+        )
     words = "no checkpoint is left: the trainer's tokenizer and precision are taken from the rows it trained"
     return Retained(fingerprint=_trained_fingerprint(at), ranks=1, directory=None, notes=(words,))
 

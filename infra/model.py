@@ -29,6 +29,8 @@ from schemas.errors import CheckpointInvalid, ConfigError, EnvironmentMissing
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
+LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
+"""For every from_pretrained: nothing is fetched, and code in a model directory is refused, not asked about."""
 TOKENIZER_NAME = "tokenizer.json"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 TOKENIZER_FILES = (
@@ -103,22 +105,22 @@ def load_policy(directory: Path, dtype: str = "float32", device: str = "cpu") ->
         raise ConfigError(f"dtype {dtype!r}: use one of {', '.join(DTYPES)}")
     static_files = _static_files(directory)
     try:
-        _weight_files(directory)
+        weight_files(directory)
     except CheckpointInvalid as error:
         raise EnvironmentMissing(f"model directory: {error}") from error
     transformers = transformers_module()
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(directory, **LOCAL_ONLY)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
             dtype=DTYPES[dtype],
-            local_files_only=True,
+            **LOCAL_ONLY,
             use_safetensors=True,
             attn_implementation=attention_for(config),
             output_loading_info=True,
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **LOCAL_ONLY)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model directory {directory} cannot be loaded: {error}") from error
     # transformers only warns here, and would train on with random numbers in that place.
@@ -128,6 +130,21 @@ def load_policy(directory: Path, dtype: str = "float32", device: str = "cpu") ->
                 f"model directory {directory}: {problem.replace('_', ' ')}: {sorted(map(str, report[problem]))[0]}"
             )
     return make_policy(model.to(device), tokenizer, static_files)
+
+
+def load_skeleton(directory: Path) -> Policy:
+    """A policy without numbers (meta device): names and shapes of its tensors, and its tokenizer. For engines that
+    keep the weights elsewhere. UsageError names what is missing or wrong."""
+    static_files = _static_files(directory)
+    transformers = transformers_module()
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, **LOCAL_ONLY)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **LOCAL_ONLY)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"model directory {directory} cannot be read: {error}") from error
+    return make_policy(model, tokenizer, static_files)
 
 
 def make_policy(model: Any, tokenizer: Any, static_files: Mapping[str, bytes]) -> Policy:
@@ -197,7 +214,7 @@ def read_weights(model: Any, directory: Path) -> dict[str, torch.Tensor]:
     expected = unique_tensors(model)
     aliases = {alias: group[0] for group in tied_groups(model) for alias in group[1:]}
     found: dict[str, torch.Tensor] = {}
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (not a mapping)
@@ -289,7 +306,8 @@ def _static_files(directory: Path) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files with the weights of a model directory. CheckpointInvalid when there are none."""
     if (directory / WEIGHTS_NAME).is_file():
         return [directory / WEIGHTS_NAME]
     index = directory / INDEX_NAME

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,6 +14,10 @@ WEIGHTS_NAME = "model.safetensors"
 PROBE_NAME = "probe.arrow"
 OPTIMIZER_NAME = "optimizer.safetensors"
 TRAINER_STATE_NAME = "trainer_state.json"
+# A version that is an adapter has these in the place of WEIGHTS_NAME.
+ADAPTER_NAME = "adapter_model.safetensors"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
+BASE_NAME = "base.json"
 
 
 class ManifestFile(BaseModel):
@@ -24,6 +29,20 @@ class ManifestFile(BaseModel):
     """file name without a folder"""
     bytes: int
     sha256: str
+
+
+class LoraRecord(BaseModel):
+    """The adapter that was trained, and whether it or whole weights were published."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int
+    alpha: float
+    publish: Literal["merged", "adapter"]
+    modules: int
+    """weights that have an adapter"""
+    base_sha256: str
+    """the base model: sha256 over the names and sha256 of its weight files"""
 
 
 class Manifest(BaseModel):
@@ -50,6 +69,8 @@ class Manifest(BaseModel):
     threads: int
     ranks: int = Field(default=1, exclude_if=lambda ranks: ranks == 1)
     """processes of the trainer; like the threads they decide the last bits"""
+    lora: LoraRecord | None = Field(default=None, exclude_if=lambda lora: lora is None)
+    """None: every weight is trained"""
     device_type: str
     logprob_chunk: int
     code_revision: str

@@ -110,6 +110,7 @@ class TrajectoryEntry:
     rows: tuple[DecodedRow, ...]
     error: InvalidRecord | None
     value_sha256: str
+    value_bytes: int = 0
     appended_at_ms: int
     """broker's clock"""
 
@@ -299,6 +300,7 @@ class RunLog:
                 rows=rows,
                 error=error,
                 value_sha256=_sha256(record.value),
+                value_bytes=len(record.value or b""),
                 appended_at_ms=record.timestamp_ms,
             )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from consumers.offline.branches import BranchStart, branch_starts
+from consumers.offline.costs import CostsAssembler, RunCosts
 from consumers.offline.evaluations import EvaluatedRun, evaluated_run
 from consumers.offline.outcomes import Ends
 from consumers.offline.run_log import RunLog, TrajectoryEntry
@@ -82,6 +83,7 @@ class RunSummary:
     age_seconds_mean: float | None
     """sampled to consumed, trained trajectories"""
     age_seconds_max: float | None
+    costs: RunCosts
     evaluation: EvaluatedRun
     """held-out prompts, where an evaluator ran"""
     audit_findings: int | None
@@ -197,15 +199,18 @@ def summarise(
     greedy_success_after: float | None = None,
 ) -> RunSummary:
     """Read the run once and add it up. IllegalState when the counts contradict each other: run the audit then."""
-    ledger = _read_ledger(run_log)
+    costs = CostsAssembler()
+    ledger = _read_ledger(run_log, costs)
     ends = Ends(None if ledger.control is None else ledger.control.position, ledger.control)
     asked = [entry.request for entry in run_log.requests() if entry.request is not None]
     positions = {str(request.group_id): request.request_position for request in asked}
     log = _Log(ends, positions, ledger.refused)
     for entry in run_log.trajectories():
         log.add(entry)
+        if ends.counts(entry.partition, entry.offset):
+            costs.add_trajectories(entry)
     fold = PolicyFold()
-    wall_s, switches = _read_policy(run_log, fold)
+    wall_s, switches = _read_policy(run_log, fold, costs)
     undecided = log.rows - ledger.trained - ledger.dropped.total()
     if undecided < 0 or (ends.is_ended and undecided):
         raise IllegalState(
@@ -248,6 +253,7 @@ def summarise(
         generator_idle_fraction=_generator_idle(run_log),
         age_seconds_mean=age_mean,
         age_seconds_max=age_max,
+        costs=costs.costs(),
         evaluation=evaluated_run(run_log),
         audit_findings=audit_findings,
         audit_notices=audit_notices,
@@ -262,7 +268,7 @@ def write_summary(summary: RunSummary, path: Path) -> None:
     write_whole(path, summary.to_json())
 
 
-def _read_ledger(run_log: RunLog) -> _Ledger:
+def _read_ledger(run_log: RunLog, costs: CostsAssembler) -> _Ledger:
     ledger = _Ledger()
     for transaction in run_log.transactions():
         for row in transaction.decisions:
@@ -271,10 +277,11 @@ def _read_ledger(run_log: RunLog) -> _Ledger:
             ledger.control = transaction.control
         if isinstance(transaction.control, StepCompleted):
             ledger.steps.append(_figures(transaction.control))
+            costs.add_step(transaction.control)
     return ledger
 
 
-def _read_policy(run_log: RunLog, fold: PolicyFold) -> tuple[float, SwitchLatencies]:
+def _read_policy(run_log: RunLog, fold: PolicyFold, costs: CostsAssembler) -> tuple[float, SwitchLatencies]:
     """Wall time of the run, and its switches."""
     started_us: int | None = None
     newest_us = ended_us = 0
@@ -283,6 +290,7 @@ def _read_policy(run_log: RunLog, fold: PolicyFold) -> tuple[float, SwitchLatenc
         switches.add(entry)
         if not entry.is_legal or entry.event is None:
             continue
+        costs.add_event(entry.event)
         newest_us = max(newest_us, entry.event.at_us)
         if isinstance(entry.event, ev.RunStarted) and started_us is None:
             started_us = entry.event.at_us

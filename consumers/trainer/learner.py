@@ -23,6 +23,7 @@ import torch
 from consumers.objective.kl import kl_in_reward
 from consumers.trainer.batch import StepOutcome, TrainBatch, TrainerScores
 from consumers.trainer.learner_faults import agreed, named_errors
+from consumers.trainer.learner_lora import adapter_of, adapter_state, lora_record
 from consumers.trainer.learner_metrics import row_metrics, update_metrics
 from consumers.trainer.learner_restore import Restored, read_again, read_first
 from consumers.trainer.learner_settings import LearnerSettings
@@ -43,6 +44,7 @@ from consumers.trainer.ranks_model import RankedModel
 from consumers.trainer.ranks_wire import Command, decode_command, encode_command
 from consumers.trainer.step_record import StepRecord, StopWatch
 from consumers.trainer.tensors import RowData, check_rows, row_data, scored_data, sequence_data
+from infra.logs import event
 from infra.model import dtype_groups, library_versions, tied_groups
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, RankLost, StepRefused
 from schemas.trajectory import Trajectory
@@ -137,7 +139,9 @@ class HfLearner:
     def manifest_fields(self) -> Mapping[str, Any]:
         """Manifest fields only the learner knows, of the present weights: right before as well as after `save`."""
         model = self._loaded().policy.model
+        lora = self._settings.lora
         return {
+            "lora": None if lora is None else lora_record(model, lora),
             "dtype": dtype_groups(model),
             "tied": tied_groups(model),
             "probe_sha256": hashlib.sha256(self._probe_now()).hexdigest(),
@@ -175,7 +179,7 @@ class HfLearner:
                 self._do(command)
             except (StepRefused, IllegalState, CheckpointInvalid, ConfigError) as error:
                 # Every rank comes to the same end; what follows from it is for rank 0 to say.
-                logger.warning("rank_refused rank=%d reason=%s", self._ranks.rank, error)
+                event(logger, "rank_refused", level=logging.WARNING, rank=self._ranks.rank, reason=str(error))
 
     def close(self) -> None:
         """Send the other ranks home. Safe to call twice; the ranks themselves are their owner's to close."""
@@ -267,12 +271,16 @@ class HfLearner:
 
     def _seen(self, *, with_state: bool, own: bool) -> SavedState:
         """Everything of a checkpoint, in memory of its own or in the learner's."""
-        model = self._loaded()
+        model, lora = self._loaded(), self._settings.lora
         if model.sharded:
             self._tell("gather", with_state=with_state)
         weights, moments, reference = self._gather(with_state=with_state, own=own)
+        adapters = model.adapter_tensors(own=own)
+        adapter = adapter_of(adapters, lora) if lora is not None and lora.publish == "adapter" else None
         return SavedState(
             policy=model.policy,
+            adapters=adapter_state(adapters, lora) if lora is not None and adapter is None else {},
+            adapter=adapter,
             weights=weights,
             moments=moments,
             reference=reference,
@@ -285,7 +293,8 @@ class HfLearner:
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Whole weights, moments, and the reference where it is not the one of its directory."""
         model = self._loaded()
-        weights = model.whole_tensors(own=own)
+        lora = self._settings.lora
+        weights = {} if lora is not None and lora.publish == "adapter" else model.whole_tensors(own=own)
         whole = partial(model.whole, own=own)
         moments = optimizer_tensors(self._optimizer, model.parameters, whole) if with_state else {}
         reference = self._reference if self._reference_version != self._settings.reference_version else None

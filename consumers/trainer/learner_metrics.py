@@ -14,6 +14,7 @@ from consumers.trainer.admission import fingerprint_difference
 from consumers.trainer.batch import BatchRow
 from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.step_record import StepRecord
+from infra.logs import event
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def update_metrics(
         # Another precision or engine explains a difference; the same one does not.
         served = {row.trajectory.fingerprint.dtype for row in rows}
         if record.worst.exceeds and served | {settings.dtype} == {"float32"}:
-            logger.warning("engine_and_trainer_disagree %s", record.worst)
+            event(logger, "engine_and_trainer_disagree", level=logging.WARNING, words=str(record.worst))
     return metrics
 
 

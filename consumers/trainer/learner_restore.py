@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from consumers.trainer.learner_lora import add_adapters, restored_adapters
 from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.learner_state import REFERENCE_NAME, TrainerState, read_state, read_tensors
 from consumers.trainer.policy_forward import check_head
@@ -31,8 +32,11 @@ class Restored:
 
 def read_first(directory: Path, settings: LearnerSettings, *, with_state: bool) -> Restored:
     """The first restore of a process: models, and the state when asked."""
-    policy = load_policy(directory, "float32", settings.device)
+    lora = settings.lora
+    policy = load_policy(directory if lora is None else lora.base_directory, "float32", settings.device)
     check_head(policy.model)
+    if lora is not None:
+        add_adapters(policy.model, lora)
     if settings.gradient_checkpointing:
         # It acts in training mode only; dropout is zero, so the mode changes nothing else.
         policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -47,6 +51,7 @@ def read_first(directory: Path, settings: LearnerSettings, *, with_state: bool) 
     return Restored(
         policy=policy,
         reference=reference,
+        weights={} if lora is None else _weights(policy, settings, directory, with_state=with_state),
         state=state,
         reference_weights=_refreshed(directory, settings, state) if reference is not None else {},
     )
@@ -62,8 +67,7 @@ def read_again(
     with_state: bool,
 ) -> Restored:
     """A later restore: weights into the models that are there. `reference_version`: the one it holds now."""
-    check_static_files(policy, directory)
-    weights = read_weights(policy.model, directory)
+    weights = _weights(policy, settings, directory, with_state=with_state)
     state = read_state(directory) if with_state else None
     reference_weights: Mapping[str, torch.Tensor] = {}
     if reference is not None:
@@ -72,6 +76,16 @@ def read_again(
             assert settings.reference_directory is not None
             reference_weights = read_weights(reference.model, settings.reference_directory)
     return Restored(weights=weights, state=state, reference_weights=reference_weights)
+
+
+def _weights(
+    policy: Policy, settings: LearnerSettings, directory: Path, *, with_state: bool
+) -> dict[str, torch.Tensor]:
+    """What is trained, from a version's directory: all weights, or the adapters on the base that is loaded."""
+    check_static_files(policy, directory)
+    if settings.lora is None:
+        return read_weights(policy.model, directory)
+    return restored_adapters(policy.model, settings.lora, settings.seed, directory, with_state=with_state)
 
 
 def _refreshed(directory: Path, settings: LearnerSettings, state: TrainerState | None) -> Mapping[str, torch.Tensor]:

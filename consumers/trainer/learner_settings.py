@@ -18,6 +18,30 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Adapters are trained in the place of whole weights."""
+
+    rank: int
+    alpha: float
+    """their product counts alpha / rank times"""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """last parts of module names; all-linear: every linear layer but the output's"""
+    publish: Literal["merged", "adapter"] = "merged"
+    base_directory: Path
+    """the model that the adapters are on: the initial policy"""
+
+    def __post_init__(self) -> None:
+        _require("lora.rank", self.rank, self.rank >= 1, "at least 1")
+        _require("lora.alpha", self.alpha, 0 < self.alpha < math.inf, "above 0 and finite")
+        _require("lora.publish", self.publish, self.publish in ("merged", "adapter"), "merged or adapter")
+
+    @property
+    def scale(self) -> float:
+        """How often an adapter's product counts."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
     """One learner, complete. ConfigError names the key that is out of range."""
 
@@ -64,6 +88,8 @@ class LearnerSettings:
     """versions after which the newest weights become the reference; 0: never"""
     parallel: Parallel = "ddp"
     """what several ranks do: each holds the whole model, or a share of it"""
+    lora: LoraSettings | None = None
+    """None: every weight is trained"""
 
     def __post_init__(self) -> None:
         positive = ("learning_rate", "max_grad_norm", "adam_epsilon")
@@ -84,6 +110,8 @@ class LearnerSettings:
             raise ConfigError(
                 f"learner.total_steps = {self.total_steps}: schedule {self.schedule} needs more than warmup_steps"
             )
+        if self.lora is not None and self.parallel == "fsdp":
+            raise ConfigError('learner.parallel = "fsdp": adapters are not sharded; use "ddp"')
         if self.objective.kl_coefficient > 0 and self.reference_directory is None:
             raise ConfigError("learner.reference_directory is unset: kl_coefficient > 0 needs a reference policy")
 

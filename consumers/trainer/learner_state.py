@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from infra.model import Policy, save_weights
+from infra.model_adapter import Adapter, save_adapter
 from schemas.checkpoint import OPTIMIZER_NAME, PROBE_NAME, TRAINER_STATE_NAME
 from schemas.errors import CheckpointInvalid
 
 REFERENCE_NAME = "reference.safetensors"
 """weights of a reference that is refreshed; a frozen one is not part of the state"""
+LORA_NAME = "lora.safetensors"
+"""the adapters, where merged weights are published: they cannot be taken out of those again"""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -64,11 +67,20 @@ class SavedState:
     state: TrainerState | None
     """None: saved without optimizer and RNG state"""
     probe: bytes
+    adapters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """by parameter name, where merged weights are published"""
+    adapter: Adapter | None = None
+    """published in the place of the weights"""
 
     def save(self, directory: Path) -> None:
         """Write it into an empty directory; nothing of the learner is asked or changed."""
-        save_weights(self.policy, directory, self.weights)
+        if self.adapter is not None:
+            save_adapter(self.policy, directory, self.adapter)
+        else:
+            save_weights(self.policy, directory, self.weights)
         if self.state is not None:
+            if self.adapters:
+                write_tensors(self.adapters, directory / LORA_NAME)
             write_tensors(self.moments, directory / OPTIMIZER_NAME)
             write_state(self.state, directory)
             if self.reference:

@@ -35,6 +35,7 @@ from consumers.trainer.tensors import (
     split_by_budget,
     split_minibatches,
 )
+from infra.logs import event
 from schemas.errors import IllegalState, StepRefused
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ class Updater:
         record.not_finite += not finite
         reason = "no token counted" if finite else "gradient not finite"
         in_row = self._counters.bad_in_row
-        logger.warning("optimizer_step_skipped reason=%s in_row=%d", reason, in_row)
+        event(logger, "optimizer_step_skipped", level=logging.WARNING, reason=reason, in_row=in_row)
         if in_row < self._settings.max_bad_steps:
             return
         if finite:

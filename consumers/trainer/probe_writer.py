@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from consumers.trainer.probe_selection import FIXED_PROMPT, ProbeCandidate, fixed_sequences, most_moved
+from consumers.trainer.probe_selection import FIXED_PROMPT, MAX_SEQUENCES, ProbeCandidate, fixed_sequences, most_moved
 from schemas.probe_codec import ProbeSequence, encode_probe
 
 Pair = tuple[list[int], list[int]]
@@ -18,7 +18,7 @@ Score = Callable[[Sequence[Pair], Sequence[float]], list[npt.NDArray[np.float32]
 def probe_bytes(vocabulary_size: int, candidates: Sequence[ProbeCandidate], score: Score) -> bytes:
     """The probe of the policy's present weights. Log-probabilities are at temperature 1, as engines score."""
     pairs, temperatures = _pairs(vocabulary_size, candidates)
-    if candidates:
+    if len(candidates) > MAX_SEQUENCES:
         moved = score(pairs, temperatures)
         pairs = [pairs[place] for place in most_moved(candidates, moved)]
     scores = score(pairs, [1.0] * len(pairs))

@@ -6,7 +6,7 @@ Directories carry an attempt id, so a zombie or a failed attempt never puts othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,8 @@ class Publication:
         self._code_revision = code_revision
         self.last_publish_s = 0.0
         """seconds the last save took"""
+        self.last_phase_s: Mapping[str, float] = {}
+        """and where the last one that came to its end spent them"""
 
     def publish(
         self, *, version: int, parent: int | None, depth: int, oldest_open_request: int, with_state: bool = True
@@ -107,6 +109,7 @@ class Publication:
         """Write a draft; the event that will make it a version. A copied one on any thread."""
         manifest = draft.manifest
         saved = self._store.save(manifest.attempt_id, draft.write, manifest)
+        self.last_phase_s = {"probe": draft.seconds, **saved.phase_s}
         return VersionPublished(
             run=self._run,
             at_us=self._clock.now_us(),

@@ -24,6 +24,7 @@ from infra.logs import event
 from schemas.errors import LogUnavailable, StoreStuck, TransactionFailed
 from schemas.ledger import StepCompleted
 from schemas.policy_fold import PolicyFold
+from schemas.trace_context import request_context
 
 log = logging.getLogger(__name__)
 
@@ -160,11 +161,14 @@ class Publisher:
 
     def _finish_groups(self, desk: Desk, computed: ComputedStep) -> None:
         prepared, now_us = computed.prepared, self._p.clock.now_us()
-        depth_in = prepared.batch.depth_in
+        depth_in, version = prepared.batch.depth_in, computed.head.version
         for group in computed.groups:
             group_id = group.buffer.group.group_id
             desk.finish(group, prepared.advantages[group_id], prepared.weights[group_id], now_us)
             desk.remember(group, prepared.advantages[group_id], depth_in)
+            if log.isEnabledFor(logging.DEBUG):  # a line a group: the step it went into, and the trace of its request
+                trace = request_context(group_id, group.buffer.group.issued_at_us).trace_id
+                event(log, "group_trained", level=logging.DEBUG, group=group_id, policy_version=version, trace=trace)
         desk.replayed(computed.replayed, self._p.step_maker.age_weights.weight, now_us)
         desk.replay.expire(depth_in)
 
@@ -181,6 +185,7 @@ class Publisher:
             config_digest=self._s.config_digest,
             code_revision=self._s.code_revision,
             publish_s=publish_s,
+            checkpoint_phase_s=self._p.publication.last_phase_s,
             behind_s=self._behind_s,
         )
         return self._transactor.hand_over(desk, control, issued, computed.prepared.scores_by_group(computed.outcome))

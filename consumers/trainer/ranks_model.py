@@ -8,12 +8,13 @@ comes from it is always whole tensors under the model's own names, so the number
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from consumers.trainer.learner_lora import lora_layers
 from consumers.trainer.policy_forward import ForwardSettings, completion_logprobs, score_rows
 from consumers.trainer.ranks import Parallel, Ranks
 from consumers.trainer.tensors import RowTensors
@@ -52,6 +53,7 @@ class RankedModel:
             self._replicas = torch.nn.parallel.DistributedDataParallel(self._forward, forward_sync_buffers=False)
         self.parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
         self._tensors = unique_tensors(policy.model)
+        self._adapters = lora_layers(policy.model)
 
     # ------------------------------------------------------------ passes
 
@@ -120,14 +122,28 @@ class RankedModel:
         # Every rank holds the whole tensor already: nothing is sent.
         return distribute_tensor(moved, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
+    @torch.no_grad()
     def whole_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once. All ranks must ask; all but rank 0 let go of each at once."""
+        """Every weight by name, tied ones once, adapters merged. All ranks must ask; all but rank 0 let go of each."""
         found = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in self._served():
             whole = self.whole(tensor, own=own)
             if self._ranks.rank == 0:
                 found[name] = whole
         return found
+
+    def adapter_tensors(self, *, own: bool = False) -> dict[str, Tensor]:
+        """What is trained of a model with adapters, by parameter name; nothing for one without."""
+        return {name: self.whole(p, own=own) for name, p in self.parameters.items()} if self._adapters else {}
+
+    def _served(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the model as it is served."""
+        merged = {f"{name}.weight": layer for name, layer in self._adapters.items()}
+        for name, tensor in self._tensors.items():
+            if name in merged:
+                yield name, merged[name].merged_weight()
+            elif not self._adapters or name not in self.parameters:
+                yield name, tensor
 
     @torch.no_grad()
     def copy_in(self, tensors: Mapping[str, Tensor]) -> None:
@@ -138,8 +154,8 @@ class RankedModel:
 
     @torch.no_grad()
     def copy_from(self, other: RankedModel) -> None:
-        """Replace the weights by those of another model that is laid out alike."""
-        for name, tensor in other._tensors.items():
+        """Replace the weights by those of another model that is laid out alike, but for adapters."""
+        for name, tensor in other._served():
             _local(self._tensors[name]).copy_(_local(tensor))
 
 

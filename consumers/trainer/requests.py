@@ -9,6 +9,7 @@ from infra.ports import Prompt, PromptSource
 from schemas.ids import GroupKey, RunId, group_id, parse_group_id
 from schemas.ledger import OpenGroup
 from schemas.policy_fold import PolicyFold
+from schemas.trace_context import request_context
 from schemas.trajectory import PromptRequest, Sampling
 
 
@@ -115,8 +116,9 @@ def _request(
     now_us: int,
 ) -> PromptRequest:
     key = GroupKey(run=rules.run, prompt=prompt.index, epoch=epoch, attempt=attempt)
+    name = group_id(key)
     return PromptRequest(
-        group_id=group_id(key),
+        group_id=name,
         request_position=position,
         prompt_id=prompt.prompt_id,
         task=prompt.task,
@@ -131,6 +133,7 @@ def _request(
         min_version=_version_at(min_depth(step, head.depth, rules.pacing), head, fold),
         fallback_version=_version_at(fallback_depth(step, rules.max_lag), head, fold),
         issued_at_us=now_us,
+        traceparent=str(request_context(name, now_us)),
     )
 
 

@@ -166,12 +166,14 @@ class StepMaker:
         config_digest: str,
         code_revision: str,
         publish_s: float,
+        checkpoint_phase_s: Mapping[str, float] | None = None,
         behind_s: float | None = None,
     ) -> StepCompleted:
         """The record of this step. Non-finite metrics are named, never written as numbers.
 
-        Args: publish_s: seconds that publishing held the compute up; behind_s: seconds that the publication before ran
-        behind it, None where it did not."""
+        Args: publish_s: seconds that publishing held the compute up; checkpoint_phase_s: parts of the last save that
+        was over, the publication before's where it runs behind the compute; behind_s: seconds that the publication
+        before ran behind it, None where it did not."""
         now_s = self._clock.monotonic_s()
         now_us = self._clock.now_us()
         whole_s, self._last_end_s = now_s - self._last_end_s, now_s
@@ -207,6 +209,7 @@ class StepMaker:
                 "batch": prepared.batch_s,
                 "train": self._train_s,
                 "checkpoint": publish_s,
+                **{f"checkpoint_{name}": seconds for name, seconds in (checkpoint_phase_s or {}).items()},
                 "whole": whole_s,
             },
             rng_digest=outcome.rng_digest,

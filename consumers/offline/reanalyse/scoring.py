@@ -7,7 +7,7 @@ from pathlib import Path
 
 from consumers.trainer.policy_forward import ForwardSettings, score_rows
 from consumers.trainer.tensors import check_rows, pack, row_tokens, scored_data, split_by_budget
-from infra.model import load_policy
+from infra.model_adapter import load_served
 from schemas.errors import ConfigError
 from schemas.scores_codec import ScoreRow
 from schemas.trajectory import Trajectory
@@ -16,9 +16,11 @@ from schemas.trajectory import Trajectory
 class Rescorer:
     """One model, held in memory; rows pass through it in micro-batches."""
 
-    def __init__(self, directory: Path, *, dtype: str, micro_batch_tokens: int, logprob_chunk: int) -> None:
-        """`dtype`: of the forward pass; weights are float32, as the trainer's."""
-        self._policy = load_policy(directory)
+    def __init__(
+        self, directory: Path, *, base: Path | None = None, dtype: str, micro_batch_tokens: int, logprob_chunk: int
+    ) -> None:
+        """`base`: of versions that are adapters. `dtype`: of the forward pass; the weights are float32."""
+        self._policy = load_served(directory, base)
         self._budget_tokens = micro_batch_tokens
         self._forward = ForwardSettings(chunk_tokens=logprob_chunk, autocast=dtype == "bfloat16")
         self._directory = directory

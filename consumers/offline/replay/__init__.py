@@ -30,7 +30,7 @@ from consumers.offline.trained_steps import TrainedStep, trained_steps
 from consumers.trainer.batch import Learner, StepOutcome
 from consumers.trainer.step import Advantages, AgeWeights, PreparedStep, StepMaker
 from infra.ports import CheckpointStore, Clock
-from schemas.checkpoint import WEIGHTS_NAME, Manifest
+from schemas.checkpoint import ADAPTER_NAME, WEIGHTS_NAME, Manifest
 from schemas.errors import CheckpointError, IllegalState, StepFailed, StepRefused
 from schemas.ids import RunId
 from schemas.policy_events import VersionPublished
@@ -259,7 +259,7 @@ class _Replayer:
             made.report(),
             trained=True,
             batch_digest=here.batch_digest,
-            weights_sha256=files.get(WEIGHTS_NAME, ""),
+            weights_sha256=files.get(WEIGHTS_NAME) or files.get(ADAPTER_NAME, ""),
             files_compared=() if made.manifest is None else tuple(sorted(files)),
             metrics_compared=len(recorded.metrics),
             scores_compared=scores,

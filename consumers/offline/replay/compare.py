@@ -14,7 +14,7 @@ import numpy as np
 
 from consumers.offline.replay.report import Difference, Part
 from consumers.trainer.batch import TrainerScores
-from consumers.trainer.learner_state import REFERENCE_NAME
+from consumers.trainer.learner_state import LORA_NAME, REFERENCE_NAME
 from consumers.trainer.transactions import GroupScores
 from schemas.checkpoint import OPTIMIZER_NAME, TRAINER_STATE_NAME, Manifest
 from schemas.ledger import StepCompleted
@@ -28,7 +28,7 @@ NOT_RESULTS = {
 """metrics that are left out, and why; ages are not among them: they follow from the recorded time of the step"""
 
 _CHUNK_BYTES = 8 << 20
-STATE_FILES = (OPTIMIZER_NAME, TRAINER_STATE_NAME, REFERENCE_NAME)
+STATE_FILES = (OPTIMIZER_NAME, TRAINER_STATE_NAME, REFERENCE_NAME, LORA_NAME)
 
 
 def control_differences(recorded: StepCompleted, here: StepCompleted) -> list[Difference]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from consumers.offline.run_log import PolicyEntry, RequestEntry
 from schemas.headers import rfc3339
 from schemas.policy_events import VersionLoaded
+from schemas.trace_context import trace_id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ def facts_of_request(entry: RequestEntry | None) -> dict[str, Any] | None:
         "min_version": r.min_version,
         "issued_at_us": r.issued_at_us,
         "prompt_text": r.prompt_text,
+        "trace": trace_id_of(r.traceparent),
     }
 
 
@@ -69,7 +71,8 @@ def request_lines(entry: RequestEntry | None) -> list[str]:
     what = (
         f"prompt {r.prompt_id}, attempt {r.attempt}, meant for step {r.intended_step}, from version {r.min_version} on"
     )
-    return [f"requested {when(r.issued_at_us)}: {place}, {what}"]
+    trace = trace_id_of(r.traceparent)
+    return [f"requested {when(r.issued_at_us)}: {place}, {what}", *([f"  trace {trace}"] if trace else [])]
 
 
 def proof_facts(offset: int, entry: PolicyEntry | None) -> dict[str, Any]:
