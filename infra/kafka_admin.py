@@ -15,6 +15,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from infra.kafka_clients import KafkaSettings, build, common_config, explain
+from infra.logs import event
 from infra.record_queue import Place
 from schemas.errors import EnvironmentMissing, IllegalState, LogUnavailable
 from schemas.ids import RunId
@@ -106,7 +107,10 @@ class KafkaLogAdmin:
         for answer in answers:
             if answer["error_code"]:
                 refusal = kafka_errors.for_code(answer["error_code"])()
-                raise EnvironmentMissing(f"topic {answer['name']}: {refusal}; create it, or grant this user the right")
+                raise EnvironmentMissing(
+                    f"topic {answer['name']}: {refusal}; create it (`driftlog topics`), or grant this user the right "
+                    "(`driftlog acl`)"
+                )
             counts[answer["name"]] = len(answer["partitions"])
         return counts
 
@@ -119,12 +123,20 @@ class KafkaLogAdmin:
         self._client.close()
 
     def _settings_of(self, names: Iterable[str], key: str) -> dict[str, str]:
-        resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=[key]) for name in sorted(names)]
+        names = sorted(names)
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name, configs=[key]) for name in names]
         try:
             answer = self._client.describe_configs(resources, config_filter="all")
         except kafka_errors.KafkaError as error:
-            raise explain(error, f"{key} of {', '.join(sorted(names))}") from error
-        return {name: str(settings[key]["value"]) for name, settings in answer["topic"].items()}
+            raise explain(error, f"{key} of {', '.join(names)}") from error
+        found = answer["topic"]
+        for name in names:
+            if key not in found.get(name, {}):  # the client leaves a refusal out, without a word
+                raise EnvironmentMissing(
+                    f"topic {name}: its {key} may not be asked by this user, or there is no such topic: grant the "
+                    "right describe_configs (`driftlog acl` makes the rules)"
+                )
+        return {name: str(settings[key]["value"]) for name, settings in found.items()}
 
     def _check_cleanup(self, expected: dict[str, str]) -> None:
         """A compacted history is none: IllegalState names a topic somebody made, or changed, that way."""
@@ -172,7 +184,7 @@ class TopicLimits:
             except LogUnavailable:
                 return MAX_MESSAGE_BYTES
             except EnvironmentMissing as error:  # this user may write the topic, not describe it
-                _LOG.info("topic_limit_unknown topic=%s error=%s", name, error)
+                event(_LOG, "topic_limit_unknown", topic=name, reason=str(error))
                 self._limits[name] = MAX_MESSAGE_BYTES
         return self._limits[name]
 

@@ -6,7 +6,6 @@ bootstrap_timeout_s; every kafka-python error becomes one of schemas.errors. Sec
 
 from __future__ import annotations
 
-import difflib
 import logging
 import socket
 import threading
@@ -20,17 +19,14 @@ from kafka import errors as kafka_errors
 from kafka.codec import has_zstd
 from kafka.record import util as record_util
 
+from infra.kafka_security import SECURITY_KEYS as SECURITY_KEYS  # known from here: what a client may be told
+from infra.kafka_security import check_files, check_security, refusal
 from infra.kafka_sockets import ClosingNetClient
 from schemas.errors import ConfigError, DriftlogError, EnvironmentMissing, LogUnavailable
 from schemas.topics import MAX_MESSAGE_BYTES
 
 Client = TypeVar("Client")
 
-SECURITY_KEYS = (
-    "security_protocol", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password", "sasl_kerberos_name",
-    "sasl_kerberos_service_name", "sasl_kerberos_domain_name", "ssl_cafile", "ssl_certfile", "ssl_keyfile",
-    "ssl_crlfile", "ssl_password", "ssl_ciphers", "ssl_check_hostname", "proxy_url",
-)  # fmt: skip
 _NET_LOGGER = "kafka.net"
 _OUTAGE_LOGGERS = (_NET_LOGGER, "kafka.cluster", "kafka.consumer.fetcher", "kafka.coordinator")
 _CAPTURE_LOCK = threading.Lock()
@@ -66,11 +62,7 @@ class KafkaSettings:
 
     def __post_init__(self) -> None:
         server_addresses(self.bootstrap_servers)
-        for key in self.security:
-            if key not in SECURITY_KEYS:
-                near = difflib.get_close_matches(key, SECURITY_KEYS, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(SECURITY_KEYS)}"
-                raise ConfigError(f"kafka.security: unknown setting {key!r}{hint}")
+        check_security(self.security)
         for name in ("bootstrap_timeout_s", "request_timeout_s", "delivery_timeout_s", "transaction_timeout_s"):
             if getattr(self, name) <= 1.0:
                 raise ConfigError(f"kafka.{name} is {getattr(self, name)}: it must be above 1 second")
@@ -149,15 +141,20 @@ def consumer_config(settings: KafkaSettings) -> dict[str, Any]:
 def build(kind: Callable[..., Client], settings: KafkaSettings, config: Mapping[str, Any]) -> Client:
     """Construct a client. EnvironmentMissing: it can never work like this; LogUnavailable: it may later."""
     require_codecs()
+    check_files(settings.security)
     _preflight(settings)
-    built: list[Any] = []
+    built: list[ClosingNetClient] = []
 
     def net_client(**kwargs: Any) -> Any:
         client = ClosingNetClient(**kwargs)
         built.append(client)
         return client
 
-    with _bootstrap_causes() as causes:
+    def give_up() -> None:
+        for client in built:
+            client.stop_trying()
+
+    with _bootstrap_causes(give_up) as causes:
         try:
             return kind(**config, kafka_client=net_client)
         except kafka_errors.KafkaError as error:
@@ -178,11 +175,20 @@ def require_codecs() -> None:
         )
 
 
+def is_refusal(error: BaseException) -> bool:
+    """The broker knows this user, and does not let it.
+
+    A user that may write no topic at all is refused an id for its producer, in an error that only names the reason.
+    """
+    return isinstance(error, kafka_errors.AuthorizationError) or "AuthorizationFailedError" in str(error)
+
+
 def explain(error: BaseException, what: str) -> DriftlogError:
     """The error of our own tree for one of the client's. `what` says what was tried, and where."""
-    if isinstance(error, kafka_errors.AuthorizationError):
+    if is_refusal(error):
         return EnvironmentMissing(
-            f"{what}: the broker refuses it ({error}); grant this user the right, then start again"
+            f"{what}: the broker refuses it ({error}); grant this user the right (`driftlog acl` makes the rules), "
+            "then start again"
         )
     if isinstance(error, kafka_errors.SaslAuthenticationFailedError):
         return EnvironmentMissing(f"{what}: authentication failed ({error}); check kafka.security")
@@ -236,22 +242,25 @@ def _preflight(settings: KafkaSettings) -> None:
 
 
 class _Causes(logging.Handler):
-    """Keeps the exceptions that the client only logs."""
+    """Keeps the exceptions that the client only logs, and stops its tries when none can succeed."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_up: Callable[[], None]) -> None:
         super().__init__(level=logging.WARNING)
         self.seen: list[str] = []
+        self._give_up = give_up
 
     def emit(self, record: logging.LogRecord) -> None:
         arguments = record.args if isinstance(record.args, tuple) else ()
         self.seen += [f"{type(a).__name__}: {a}" for a in arguments if isinstance(a, BaseException)]
+        if refusal(self.seen) is not None:
+            self._give_up()
 
 
 @contextmanager
-def _bootstrap_causes() -> Iterator[_Causes]:
+def _bootstrap_causes(give_up: Callable[[], None]) -> Iterator[_Causes]:
     """Listen to what the client's connections log while it starts; one start at a time."""
     logger = logging.getLogger(_NET_LOGGER)
-    handler = _Causes()
+    handler = _Causes(give_up)
     with _CAPTURE_LOCK:
         level, propagate = logger.level, logger.propagate
         logger.addHandler(handler)
@@ -265,22 +274,14 @@ def _bootstrap_causes() -> Iterator[_Causes]:
             logger.propagate = propagate
 
 
-_FOR_GOOD = (
-    ("SaslAuthenticationFailed", "user name or password refused"),
-    ("UnsupportedSaslMechanism", "the broker does not offer this SASL mechanism"),
-    ("CERTIFICATE_VERIFY_FAILED", "the broker's certificate was refused"),
-    ("Hostname mismatch", "the broker's certificate names another host"),
-    ("certificate", "TLS certificate problem"),
-    ("WRONG_VERSION_NUMBER", "the broker does not speak TLS on this port"),
-    ("InvalidReceiveError", "the broker speaks TLS, this client does not: set kafka.security.security_protocol"),
-)
-
-
 def _bootstrap_error(settings: KafkaSettings, causes: _Causes, error: BaseException) -> DriftlogError:
-    where = f"cannot start a Kafka client for {settings.bootstrap_servers}"
-    for mark, meaning in _FOR_GOOD:
-        cause = next((seen for seen in causes.seen if mark in seen), None)
-        if cause is not None:
-            return EnvironmentMissing(f"{where}: {meaning} ({cause})")
-    cause = causes.seen[-1] if causes.seen else f"{type(error).__name__}: {error}"
+    user = settings.security.get("sasl_plain_username")
+    where = f"cannot start a Kafka client for {settings.bootstrap_servers}" + (f" as user {user!r}" if user else "")
+    refused = refusal(causes.seen)
+    if refused is not None:
+        return EnvironmentMissing(f"{where}: {refused}")
+    told = [words for words in causes.seen if "Unable to bootstrap" not in words]
+    cause = told[-1] if told else f"{type(error).__name__}: {error}"
+    if "socket disconnected" in cause:
+        cause += "; the broker hangs up on every try: it may want another kafka.security.security_protocol, see its log"
     return LogUnavailable(f"{where} within {settings.bootstrap_timeout_s:g} s: {cause}")

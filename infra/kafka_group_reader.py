@@ -20,6 +20,7 @@ from kafka.structs import OffsetAndMetadata
 from infra.kafka_admin import KafkaOffsets
 from infra.kafka_clients import KafkaSettings, build, consumer_config
 from infra.kafka_reader import POLL_MS, POLL_RECORDS, reading_error, to_record
+from infra.logs import event
 from infra.ports import Record
 from infra.record_queue import RecordQueue
 from infra.wakeup import Wakeup
@@ -85,6 +86,15 @@ class KafkaGroupReader:
     def poll(self, max_records: int) -> Sequence[Record]:
         """Records of owned partitions; never waits. Raises what stopped the reader."""
         return self._queue.take(max_records)
+
+    def positions(self) -> Mapping[tuple[str, int], int]:
+        """Per owned partition: every record below was handed out."""
+        return self._queue.positions()
+
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called."""
+        return self._stopping.is_set()
 
     def assignment(self) -> frozenset[int]:
         """Partitions owned now."""
@@ -192,7 +202,7 @@ class KafkaGroupReader:
         try:
             self._consumer.commit(offsets, timeout_ms=int(_COMMIT_LIMIT_S * 1000))
         except kafka_errors.KafkaError as error:  # stays pending: the next round repeats it while we own it
-            _LOG.info("group_commit_failed topic=%s error=%s", self._topic, type(error).__name__)
+            event(_LOG, "group_commit_failed", topic=self._topic, error=type(error).__name__)
             return
         with self._lock:
             for partition, value in batch.items():
@@ -265,7 +275,7 @@ class KafkaGroupReader:
                 found[partition] = None if answer is None else (answer.offset, answer.metadata or "")
             beginnings = self._offsets.beginnings([(self._topic, p) for p in fresh])
         except (kafka_errors.KafkaError, LogUnavailable) as error:
-            _LOG.info("group_offsets_unread topic=%s error=%s", self._topic, error)
+            event(_LOG, "group_offsets_unread", topic=self._topic, reason=str(error))
             return  # they stay fresh: the next round asks again
         for partition in fresh:
             self._start(partition, found[partition], beginnings.get((self._topic, partition), 0))
@@ -275,10 +285,10 @@ class KafkaGroupReader:
         offset = committed[0] if committed is not None else beginning
         if offset < beginning:
             # Never to the end: what is still there is read. Whoever waits for the lost ones has a time-out of his own.
-            words = (
-                "group_range_lost topic=%s partition=%d first=%d last=%d: retention removed them before they were read"
-            )
-            _LOG.warning(words, self._topic, partition, offset, beginning - 1)
+            event(
+                _LOG, "group_range_lost", level=logging.WARNING, topic=self._topic, partition=partition,
+                first_offset=offset, last_offset=beginning - 1, reason="retention removed them before they were read",
+            )  # fmt: skip
             offset, committed = beginning, None
         try:
             self._consumer.seek(TopicPartition(self._topic, partition), offset)

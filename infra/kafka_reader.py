@@ -16,6 +16,7 @@ from kafka import errors as kafka_errors
 
 from infra.kafka_admin import KafkaLogAdmin, KafkaOffsets, check_partitions
 from infra.kafka_clients import KafkaSettings, build, consumer_config, explain
+from infra.logs import event
 from infra.ports import Record
 from infra.record_queue import Place, RecordQueue
 from infra.wakeup import Wakeup
@@ -70,6 +71,11 @@ class KafkaEventReader:
     def positions(self) -> Mapping[Place, int]:
         """Per partition: every committed record below was handed out."""
         return self._queue.positions()
+
+    @property
+    def is_closed(self) -> bool:
+        """`close` was called."""
+        return self._stopping.is_set()
 
     def end_offsets(self) -> Mapping[Place, int]:
         """Last stable offsets, asked now."""
@@ -154,7 +160,7 @@ def to_record(fetched: Any) -> Record:
 def reading_error(error: kafka_errors.KafkaError, offsets: KafkaOffsets) -> DriftlogError | None:
     """What the service must hear, at its next poll. None: it passes by itself, and is left to the client."""
     if error.retriable:
-        _LOG.info("poll_failed error=%s", type(error).__name__)
+        event(_LOG, "poll_failed", error=type(error).__name__)
         return None
     return _explained(error, offsets)
 

@@ -16,7 +16,8 @@ from kafka import errors as kafka_errors
 from kafka.codec import zstd_encode
 
 from infra.kafka_admin import TopicLimits
-from infra.kafka_clients import KafkaSettings, abandon, build, explain, producer_config
+from infra.kafka_clients import KafkaSettings, abandon, build, explain, is_refusal, producer_config
+from infra.logs import event
 from infra.ports import Message, Placed
 from infra.retry import retrying
 from schemas.errors import (
@@ -75,7 +76,7 @@ class KafkaDelivery:
                 raise LogUnavailable(f"{self._what}: not acknowledged within {timeout_s:g} s") from error
             if isinstance(error, _TOO_LARGE) and self._may_be_too_large:
                 raise _too_large(self._what) from error
-            if isinstance(error, kafka_errors.AuthorizationError):
+            if is_refusal(error):
                 raise explain(error, self._what) from error
             raise DeliveryFailed(f"{self._what}: {error}") from error
         return Placed(partition=metadata.partition, offset=metadata.offset)
@@ -198,7 +199,7 @@ class KafkaEventWriter:
             if self._rebuilding or self._closing.is_set() or broken is not self._producer:
                 return
             self._rebuilding = True
-        _LOG.warning("writer_replaced error=%s", error)
+        event(_LOG, "writer_replaced", level=logging.WARNING, reason=str(error))
         threading.Thread(target=self._rebuild, args=(broken,), name="writer-rebuild", daemon=True).start()
 
     def _rebuild(self, broken: KafkaProducer) -> None:
@@ -207,7 +208,7 @@ class KafkaEventWriter:
             try:
                 producer = retrying(self._build, what="writer", limit_s=60.0, stop=self._closing, longest_wait_s=1.0)
             except (LogUnavailable, EnvironmentMissing) as error:
-                _LOG.error("writer_not_rebuilt error=%s", error)
+                event(_LOG, "writer_not_rebuilt", level=logging.ERROR, reason=str(error))
                 self._closing.wait(1.0)
                 continue
             with self._changed:

@@ -15,8 +15,9 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 
@@ -60,6 +61,21 @@ class BrokerHandle:
         return f"127.0.0.1:{self.port}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """What makes an embedded broker another one than usual, for tests of secured and odd brokers."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """over the usual ones of server.properties"""
+    format_arguments: tuple[str, ...] = ()
+    """of StorageTool, for a new data directory (--add-scram ...)"""
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """of the client that asks whether it answers"""
+
+
+_USUAL = BrokerOptions()
+
+
 def default_cache_dir() -> Path:
     """Where the jars are kept when nobody says otherwise: in the checkout, or in the user's cache when installed."""
     checkout = Path(__file__).resolve().parent.parent
@@ -96,7 +112,13 @@ def ensure_jars(cache_dir: Path) -> Path:
 
 
 def start(
-    data_dir: Path, *, jars: Path, port: int | None = None, die_with_parent: bool = False, timeout_s: float = 60.0
+    data_dir: Path,
+    *,
+    jars: Path,
+    port: int | None = None,
+    die_with_parent: bool = False,
+    timeout_s: float = 60.0,
+    options: BrokerOptions = _USUAL,
 ) -> BrokerHandle:
     """Start a broker on data_dir (formatted when new) and wait until it answers. A running one is returned as it is."""
     running = status(data_dir)
@@ -107,14 +129,15 @@ def start(
     data_dir.mkdir(parents=True, exist_ok=True)
     port = _free_port() if port is None else _claim(port)
     properties = data_dir / "server.properties"
-    properties.write_text(_server_properties(data_dir, port, _free_port(avoid=port)), encoding="ascii")
+    properties.write_text(_server_properties(data_dir, port, _free_port(avoid=port), options), encoding="ascii")
     classpath = os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
     if not (data_dir / "log" / "meta.properties").exists():
-        _format(java, classpath, properties)
+        _format(java, classpath, properties, options.format_arguments)
     deadline_s = time.monotonic() + timeout_s
     pid = _launch(java, classpath, properties, data_dir, die_with_parent=die_with_parent)
     handle = BrokerHandle(port=port, pid=pid, data_dir=str(data_dir))
-    _wait_until_ready(handle, deadline_s)
+    asking = KafkaSettings(bootstrap_servers=handle.bootstrap_servers, security=options.security)
+    _wait_until_ready(handle, asking, deadline_s)
     (data_dir / "broker.json").write_text(json.dumps(asdict(handle)), encoding="ascii")
     return handle
 
@@ -207,7 +230,7 @@ def _free_port(avoid: int = 0) -> int:
     raise EnvironmentMissing("no free port on 127.0.0.1")
 
 
-def _server_properties(data_dir: Path, port: int, controller_port: int) -> str:
+def _server_properties(data_dir: Path, port: int, controller_port: int, options: BrokerOptions = _USUAL) -> str:
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -241,15 +264,15 @@ def _server_properties(data_dir: Path, port: int, controller_port: int) -> str:
         "background.threads": "2",
         "num.recovery.threads.per.data.dir": "2",
     }
-    return "".join(f"{name}={value}\n" for name, value in settings.items())
+    return "".join(f"{name}={value}\n" for name, value in {**settings, **options.properties}.items())
 
 
-def _format(java: str, classpath: str, properties: Path) -> None:
+def _format(java: str, classpath: str, properties: Path, arguments: tuple[str, ...]) -> None:
     # A cluster id is 16 bytes in URL-safe base64 and must not look like an option.
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
     cluster = "A" + cluster[1:] if cluster.startswith("-") else cluster
     command = [java, *_JVM, "-cp", classpath, "kafka.tools.StorageTool"]
-    command += ["format", "-t", cluster, "-c", str(properties), "--ignore-formatted"]
+    command += ["format", "-t", cluster, "-c", str(properties), "--ignore-formatted", *arguments]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if result.returncode:
         raise EnvironmentMissing(f"formatting {properties.parent} failed:\n{(result.stdout + result.stderr)[-2000:]}")
@@ -289,7 +312,7 @@ def _launch(java: str, classpath: str, properties: Path, data_dir: Path, *, die_
     raise EnvironmentMissing(f"the shell that starts java did not answer:\n{_last_lines(data_dir)}")
 
 
-def _wait_until_ready(handle: BrokerHandle, deadline_s: float) -> None:
+def _wait_until_ready(handle: BrokerHandle, asking: KafkaSettings, deadline_s: float) -> None:
     """Until a metadata request is answered. A broker that died or stays silent is an error with its last words."""
     data_dir = Path(handle.data_dir)
     trouble: LogUnavailable | None = None
@@ -299,7 +322,7 @@ def _wait_until_ready(handle: BrokerHandle, deadline_s: float) -> None:
             raise EnvironmentMissing(f"the Kafka broker died at its start ({data_dir}):\n{_last_lines(data_dir)}")
         if _listens(handle.port):
             try:
-                with closing(KafkaLogAdmin(KafkaSettings(bootstrap_servers=handle.bootstrap_servers))) as admin:
+                with closing(KafkaLogAdmin(asking)) as admin:
                     admin.existing_topics()
                 return
             except LogUnavailable as error:

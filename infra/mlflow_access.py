@@ -98,14 +98,15 @@ class MlflowAccess:
         except DriftlogError:
             raise
         except Exception as error:
-            text = " ".join(str(error).split())[:500]
+            uri = self.settings.tracking_uri
+            text = " ".join(str(error).replace(uri, without_password(uri)).split())[:500]
             raise TrackerUnavailable(f"mlflow {what}: {type(error).__name__}: {text}{self._hint(text)}") from error
 
     def _open_experiment(self, *, create: bool) -> str:
         name = self.settings.experiment
         found = self.client.get_experiment_by_name(name)
         if found is None and not create:
-            raise ConfigError(f"there is no experiment {name!r} at {self.settings.tracking_uri}")
+            raise ConfigError(f"there is no experiment {name!r} at {without_password(self.settings.tracking_uri)}")
         if found is None:
             try:
                 made: str = self.client.create_experiment(name, artifact_location=self._artifact_root())
@@ -116,7 +117,7 @@ class MlflowAccess:
                 found = self.client.get_experiment_by_name(name)  # another process was quicker
         if found.lifecycle_stage != "active":
             raise ConfigError(
-                f"mlflow.experiment {name!r} was deleted at {self.settings.tracking_uri}: "
+                f"mlflow.experiment {name!r} was deleted at {without_password(self.settings.tracking_uri)}: "
                 "restore it (mlflow experiments restore), or choose another name"
             )
         experiment_id: str = found.experiment_id
@@ -149,6 +150,16 @@ def _file_lock(database: Path) -> Iterator[None]:
         else:
             raise TrackerUnavailable(f"{file.name} is held by another process for more than {_LOCK_WAIT_S:.0f} s")
         yield  # closing the file releases the lock
+
+
+def without_password(uri: str) -> str:
+    """An address as it may be printed.
+
+    >>> without_password("https://me:hush@mlflow.example:5000/a")
+    'https://mlflow.example:5000/a'
+    """
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else uri
 
 
 def sqlite_path(uri: str) -> Path | None:

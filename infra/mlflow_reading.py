@@ -14,7 +14,7 @@ from typing import Any
 
 from infra import mirror_entries as entries
 from infra.mirror_entries import ALIASES, BOOKMARK_TAG, PREFIX
-from infra.mlflow_access import MlflowAccess, MlflowSettings
+from infra.mlflow_access import MlflowAccess, MlflowSettings, without_password
 from infra.mlflow_models import PAGE
 from infra.mlflow_registry import MLFLOW_RUN_TAG, registry_versions
 from infra.mlflow_tracker import LOG_TAG, RUN_TAG, is_set_aside
@@ -59,7 +59,7 @@ def _find(access: MlflowAccess, run: str, log_id: str) -> Any:
     active = [entry for entry in runs if entry.info.lifecycle_stage == "active"]
     ours = [entry for entry in active if entry.data.tags.get(LOG_TAG, log_id) == log_id and not is_set_aside(entry)]
     if not ours:
-        where = f"experiment {access.settings.experiment!r} at {access.settings.tracking_uri}"
+        where = f"experiment {access.settings.experiment!r} at {without_password(access.settings.tracking_uri)}"
         why = "what is there was deleted, or is of another log" if runs else "nothing of it is there"
         raise ConfigError(f"no run {run!r} in {where} ({why}): make it with `driftlog mlflow rebuild`")
     return access.client.get_run(ours[0].info.run_id)

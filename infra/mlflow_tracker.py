@@ -236,7 +236,14 @@ class MlflowTracker:
                 # MLflow would store infinity as 1.8e308 and scale every chart by it.
                 if key not in self._nonfinite_warned:
                     self._nonfinite_warned.add(key)
-                    event(log, "metric_not_finite", level=logging.WARNING, metric=key, version=step, value=str(value))
+                    event(
+                        log,
+                        "metric_not_finite",
+                        level=logging.WARNING,
+                        metric=key,
+                        policy_version=step,
+                        value=str(value),
+                    )
                 continue
             point = self._access.mlflow.entities.Metric(
                 safe_name(key), float(value), at_us // 1_000, step, model_id=model_id, run_id=self._run_id

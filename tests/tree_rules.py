@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 PACKAGES = ("schemas", "infra", "producers", "consumers", "driftlog")
-PYTHON_FOLDERS = (*PACKAGES, "tests", "benchmarks")
+PYTHON_FOLDERS = (*PACKAGES, "tests", "benchmarks", "deploy")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
 TEXT_SUFFIXES = frozenset({".py", ".toml", ".md", ".txt", ".yml", ".yaml", ".json", ".sh", ".cfg", ".lock", ".xml", ""})
@@ -31,7 +31,20 @@ DOORS: dict[str, tuple[str, ...]] = {
     "cloudpickle": (),
     "dill": (),
     "joblib": (),
+    "shelve": (),
+    "marshal": (),
 }
+_UNSAFE = {
+    "torch.load": "unpickles: use safetensors",
+    "torch.jit.load": "runs the code in the file: use safetensors",
+    "pandas.read_pickle": "unpickles",
+    "pd.read_pickle": "unpickles",
+    "yaml.load": "builds any object: use yaml.safe_load",
+    "yaml.unsafe_load": "builds any object: use yaml.safe_load",
+    "yaml.full_load": "builds objects: use yaml.safe_load",
+}
+# Keyword -> the only value that may be written for it.
+_UNSAFE_WHEN_SET = {"allow_pickle": False, "trust_remote_code": False, "weights_only": True}
 # Inside one package: (files, modules they must not import). Everything between packages is in pyproject.toml.
 FORBIDDEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -135,7 +148,7 @@ def foreign_references(root: Path) -> list[str]:
 
 
 def door_violations(root: Path) -> list[str]:
-    """Clients imported outside their one door, also inside functions and by importlib; torch.load anywhere."""
+    """Clients imported outside their one door, also inside functions and by importlib; unsafe readers anywhere."""
     findings = []
     for path in python_files(root, PACKAGES):
         relative = path.relative_to(root).as_posix()
@@ -144,10 +157,19 @@ def door_violations(root: Path) -> list[str]:
             if client in DOORS and not any(fnmatch(relative, door) for door in DOORS[client]):
                 doors = " or ".join(DOORS[client]) or "nowhere"
                 findings.append(f"{relative}:{line}: imports {client}, which is allowed in {doors}")
-        for node in ast.walk(_parse(path)):
-            if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node) == "torch.load":
-                findings.append(f"{relative}:{node.lineno}: torch.load unpickles: use safetensors")
+        findings += [f"{relative}:{line}: {why}" for line, why in _unsafe_readers(_parse(path))]
     return findings
+
+
+def _unsafe_readers(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that make code or objects of bytes that others wrote."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in _UNSAFE:
+            yield node.lineno, f"{ast.unparse(node)} {_UNSAFE[ast.unparse(node)]}"
+        if isinstance(node, ast.keyword) and node.arg in _UNSAFE_WHEN_SET:
+            written = node.value.value if isinstance(node.value, ast.Constant) else None
+            if written is not _UNSAFE_WHEN_SET[node.arg]:
+                yield node.value.lineno, f"{node.arg} lets a file run code"
 
 
 def forbidden_imports(root: Path) -> list[str]:
