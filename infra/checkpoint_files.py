@@ -12,10 +12,10 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.checkpoint import MANIFEST_NAME, Manifest, ManifestFile, decode_manifest
@@ -125,7 +125,24 @@ def check_manifest(manifest: Manifest, address: Address, limits: StoreLimits) ->
     _check_totals(address.directory, [entry.bytes for entry in manifest.files], limits)
 
 
-def describe(directory: Path, limits: StoreLimits, *, fsync: bool) -> tuple[ManifestFile, ...]:
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by phase, added up; phases may run beside one another on threads of their own."""
+
+    now_s: Callable[[], float]
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside counts for this phase."""
+        started_s = self.now_s()
+        try:
+            yield
+        finally:
+            self.phase_s[name] = self.phase_s.get(name, 0.0) + self.now_s() - started_s
+
+
+def describe(directory: Path, limits: StoreLimits, watch: Stopwatch, *, fsync: bool) -> tuple[ManifestFile, ...]:
     """Hash every file of a finished directory, sorted by name; with `fsync` each is on the disk afterwards.
 
     Hashing runs beside the fsync: both take as long as the disk, and neither needs the other.
@@ -139,8 +156,9 @@ def describe(directory: Path, limits: StoreLimits, *, fsync: bool) -> tuple[Mani
             raise CheckpointRefused(f"{MANIFEST_NAME} is written by the store, not by its callers")
     _check_totals(directory.name, [path.stat().st_size for path in paths], limits)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        synced = [pool.submit(fsync_path, path) for path in paths if fsync]
-        entries = tuple(_hashed(path) for path in paths)
+        synced = [pool.submit(_synced, path, watch) for path in paths if fsync]
+        with watch.phase("hash"):
+            entries = tuple(_hashed(path) for path in paths)
         for future in synced:
             future.result()
     return entries
@@ -238,6 +256,11 @@ def _check_totals(where: str, sizes: Sequence[int], limits: StoreLimits) -> None
         raise CheckpointInvalid(
             f"{where} has {sum(sizes):,} bytes, at most {limits.max_bytes:,}; raise the store's limit if that is meant"
         )
+
+
+def _synced(path: Path, watch: Stopwatch) -> None:
+    with watch.phase("fsync"):
+        fsync_path(path)
 
 
 def _hashed(path: Path) -> ManifestFile:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,8 @@ class SavedCheckpoint:
     manifest_uri: str
     manifest_sha256: str
     bytes: int
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """where the seconds went: write, hash (fsync runs beside it), fsync, publish; empty: not measured"""
 
 
 class CheckpointStore(Protocol):

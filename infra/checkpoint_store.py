@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,10 +65,12 @@ class FsspecCheckpointStore:
         cache_dir: Path | None = None,
         limits: StoreLimits | None = None,
         fsync: bool = True,
+        monotonic_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._run = run_id(run)
         self._limits = limits or StoreLimits()
         self._fsync = fsync
+        self._monotonic_s = monotonic_s
         self._tree: _Tree = _open_tree(root, cache_dir, self._limits, fsync=fsync)
         self._expected_bytes = 0
 
@@ -83,15 +86,17 @@ class FsspecCheckpointStore:
         if self._tree.exists(address):
             raise IllegalState(f"checkpoint attempt {address.directory} exists already: attempt ids are used once")
         staging: Path | None = None
-        written_bytes = 0
+        written_bytes, watch = 0, files.Stopwatch(self._monotonic_s)
         try:
             self._preflight(address)
             staging = self._tree.staging(address)
-            write(staging)
-            entries = files.describe(staging, self._limits, fsync=self._fsync)
+            with watch.phase("write"):
+                write(staging)
+            entries = files.describe(staging, self._limits, watch, fsync=self._fsync)
             data = manifest.model_copy(update={"files": entries}).encode()
-            self._write_manifest(staging, data)
-            self._tree.publish(staging, address)
+            with watch.phase("publish"):
+                self._write_manifest(staging, data)
+                self._tree.publish(staging, address)
         except BaseException as error:
             if staging is not None:
                 written_bytes = _bytes_in(staging)
@@ -105,6 +110,7 @@ class FsspecCheckpointStore:
             manifest_uri=address.manifest_uri,
             manifest_sha256=hashlib.sha256(data).hexdigest(),
             bytes=self._expected_bytes,
+            phase_s=watch.phase_s,
         )
 
     def fetch(self, manifest_uri: str, manifest_sha256: str) -> tuple[Path, Manifest]:

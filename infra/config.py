@@ -13,13 +13,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from infra.config_evaluation import EvaluationSection, evaluation_problems
 from infra.config_generator import GeneratorSection
+from infra.config_lora import LoraSection, lora_problems
+from infra.config_metrics import MetricsSection
 from infra.config_section import Section
-from infra.config_task import TaskSection
+from infra.config_task import ENVIRONMENT_KEYS, TaskSection
 from infra.config_trainer import (
     AlarmsSection,
     ObjectiveSection,
@@ -28,11 +31,14 @@ from infra.config_trainer import (
     TrainerSection,
     trainer_problems,
 )
+from infra.config_vllm import VllmSection, vllm_problems
 from schemas.errors import ConfigError
 from schemas.ids import run_id
 
+SECRET_KEYS = frozenset({"sasl_plain_password", "ssl_password"})
+"""of kafka.security"""
 # What may change when a run is resumed: everything else is a learning setting and is refused by key.
-OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view", "alarms", "evaluation"})
+OPERATIONAL_SECTIONS = frozenset({"kafka", "mlflow", "view", "alarms", "evaluation", "vllm", "metrics"})
 OPERATIONAL_KEYS = frozenset(
     {
         "run.versions",
@@ -128,7 +134,19 @@ class KafkaSection(Section):
     reader_queue_records: int = Field(default=500, ge=1)
     reader_queue_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     security: dict[str, str] = Field(default_factory=dict)
-    """passed to the Kafka client as they are (security_protocol, sasl_mechanism, ssl_cafile ...)"""
+    """passed to the Kafka client as they are (security_protocol, sasl_mechanism, ssl_cafile ...); no passwords here"""
+
+    @field_validator("security")
+    @classmethod
+    def _without_secrets(cls, security: dict[str, str]) -> dict[str, str]:
+        """A configuration is stored with its run, shown in reports and given to MLflow."""
+        for key, value in security.items():
+            if key in SECRET_KEYS or (key == "proxy_url" and "@" in value):
+                raise ValueError(
+                    f"{key} is a secret, and a configuration is stored with its run: set the environment variable "
+                    f"DRIFTLOG_KAFKA_{key.upper()}, or DRIFTLOG_KAFKA_{key.upper()}_FILE to a file that holds it"
+                )
+        return security
 
 
 class MlflowSection(Section):
@@ -140,6 +158,17 @@ class MlflowSection(Section):
     experiment: str = "driftlog"
     best_metric: str = "critic/rewards/mean"
     """highest value: alias `best` in the registry, where no version was evaluated; empty: no such alias"""
+
+    @field_validator("uri")
+    @classmethod
+    def _without_password(cls, uri: str) -> str:
+        """A configuration is stored with its run and given to MLflow itself."""
+        if urlsplit(uri).password is not None:
+            raise ValueError(
+                "a password stands in this address, and a configuration is stored with its run: set the environment "
+                "variable MLFLOW_TRACKING_URI"
+            )
+        return uri
 
 
 class ViewSection(Section):
@@ -159,10 +188,12 @@ class Config(Section):
     task: TaskSection = TaskSection()
     model: ModelSection = ModelSection()
     trainer: TrainerSection = TrainerSection()
+    lora: LoraSection = LoraSection()
     objective: ObjectiveSection = ObjectiveSection()
     reference: ReferenceSection = ReferenceSection()
     replay: ReplaySection = ReplaySection()
     generator: GeneratorSection = GeneratorSection()
+    vllm: VllmSection = VllmSection()
     coordinator: CoordinatorSection = CoordinatorSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     evaluation: EvaluationSection = EvaluationSection()
@@ -170,6 +201,7 @@ class Config(Section):
     mlflow: MlflowSection = MlflowSection()
     view: ViewSection = ViewSection()
     alarms: AlarmsSection = AlarmsSection()
+    metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -191,7 +223,9 @@ def problems(config: Config) -> list[str]:
     except ValueError as error:
         found.append(f"run.name: {error}")
     found += trainer_problems(trainer, config.replay, config.reference, config.objective)
+    found += lora_problems(config.lora, trainer)
     found += evaluation_problems(config.evaluation, config.task.kind)
+    found += vllm_problems(config.vllm, (config.generator.engine, config.evaluation.engine), config.task.max_tokens)
     keep = config.checkpoints.keep
     largest = "hard_max_lag" if trainer.largest_lag != trainer.max_lag else "max_lag"
     if keep != "all" and keep < trainer.largest_lag + 2:
@@ -246,6 +280,11 @@ def learning_settings(config: Config) -> dict[str, Any]:
         if section in OPERATIONAL_SECTIONS:
             continue
         kept[section] = {key: value for key, value in values.items() if f"{section}.{key}" not in OPERATIONAL_KEYS}
+    if not config.task.environment:  # as with [lora]
+        for key in ENVIRONMENT_KEYS:
+            del kept["task"][key]
+    if not config.lora.rank:
+        del kept["lora"]  # off: the digests of runs without it are those from before there was one
     if config.trainer.schedule != "constant":
         kept["run"]["versions"] = config.run.versions  # every learning rate follows from where the run ends
     return kept

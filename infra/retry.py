@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import tenacity
 
+from infra.logs import event
 from schemas.errors import DriftlogError
 
 _LOG = logging.getLogger(__name__)
@@ -54,4 +55,4 @@ def _report(what: str, state: tenacity.RetryCallState) -> None:
     error = state.outcome.exception() if state.outcome is not None else None
     wait_s = state.next_action.sleep if state.next_action is not None else 0.0
     level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG  # an outage is one line, not a page
-    _LOG.log(level, "retry what=%s attempt=%d wait_s=%.2f error=%s", what, state.attempt_number, wait_s, error)
+    event(_LOG, "retry", level=level, what=what, attempt=state.attempt_number, wait_s=wait_s, reason=str(error))

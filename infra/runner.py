@@ -113,13 +113,16 @@ def run_service(
     halt: threading.Event | None = None,
     drain_limit_s: float = 30.0,
     say: Callable[[str], None] | None = None,
+    beat: Callable[[float], None] | None = None,
 ) -> ExitCode:
     """Step until finished or told to stop; errors of our own tree are said in one line and become an exit code.
 
+    `beat` is called with the monotonic time before every step: the loop turns.
     Anything else is a defect and passes through with its traceback. The service is closed in every case.
     """
     try:
-        if not _loop(service, wakeup, stop, halt or threading.Event(), idle_wait_s, drain_limit_s, clock):
+        halted = halt or threading.Event()
+        if not _loop(service, wakeup, stop, halted, idle_wait_s, drain_limit_s, clock, beat or (lambda _: None)):
             (say or say_on_stderr)("stopped before its work was finished; what is not in the log will be done again")
             return ExitCode.FAILED
     except DriftlogError as error:
@@ -184,10 +187,12 @@ def _loop(
     idle_wait_s: float,
     drain_limit_s: float,
     clock: Clock,
+    beat: Callable[[float], None],
 ) -> bool:
     """True when it ended in good order, False when it was cut off."""
     drained_by_s: float | None = None
     while not service.finished:
+        beat(clock.monotonic_s())
         if stop.is_set() and drained_by_s is None:
             if not isinstance(service, Drains):
                 event(log, "stopped")

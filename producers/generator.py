@@ -40,6 +40,7 @@ from schemas.ids import RunId
 from schemas.policy_events import AnyPolicyEvent, WorkerJoined, WorkerLeft, encode_policy_event
 from schemas.policy_state import Standing, WorkerKey
 from schemas.topics import TopicName, topic
+from schemas.trace_context import trace_id_of
 from schemas.trajectory import Fingerprint
 
 log = logging.getLogger(__name__)
@@ -275,6 +276,7 @@ class GeneratorService:
         if starting:
             self._beat()  # claims stand in the heartbeat before generation starts
         for group in starting:
+            _say("group_started", group, held)
             self._p.engine.submit(EngineRequest(request=group.request, rng_seed=self._s.seed))
         return bool(starting)
 
@@ -286,17 +288,19 @@ class GeneratorService:
             self._pulse.idle()
             return False
         finished: list[ClaimedGroup] = []
-        for completion in engine.poll():
+        completions = engine.poll()
+        for completion in completions:
             group = self._running[completion.group_id]
             group.completions[completion.index_in_group] = completion
-            self._pulse.count_tokens(len(completion.token_ids))
+            self._pulse.count_tokens(completion.sampled_tokens)
             if group.is_complete():
                 finished.append(group)
         for group in finished:
             del self._running[group.request.group_id]
             self._scoring.put(group)
         self._pulse.busy()
-        return True
+        # An engine that computes by itself rings: looking again before that would only take its processor away.
+        return bool(completions) or not engine.computes_alone()
 
     def _score(self) -> bool:
         """What has its rewards goes out."""
@@ -311,7 +315,8 @@ class GeneratorService:
                 keep_text=self._s.keep_text,
                 now_us=self._p.clock.now_us(),
             )
-            self._outbox.put((group.partition, group.offset), rows)
+            self._outbox.put((group.partition, group.offset), rows, group.request.traceparent)
+            _say("group_sampled", group, self.weights.held)
             self._pulse.count_group()
         return bool(scored)
 
@@ -357,3 +362,13 @@ class GeneratorService:
             return self._p.writer.send(message)
         except LogError as error:
             return NotSent(error)
+
+
+def _say(name: str, group: ClaimedGroup, version: int | None) -> None:
+    """One line of a group's way, with the place and the trace of its request. DEBUG: there are thousands."""
+    if log.isEnabledFor(logging.DEBUG):
+        request = group.request
+        event(
+            log, name, level=logging.DEBUG, group=request.group_id, partition=group.partition, offset=group.offset,
+            policy_version=version, trace=trace_id_of(request.traceparent),
+        )  # fmt: skip

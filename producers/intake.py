@@ -154,6 +154,9 @@ class Intake:
             self._writer.send(Message(topic=dead, key=record.key or b"", value=record.value, headers=headers))
         except LogError as failure:
             # Not finished: the next owner of the partition finds it again.
-            event(log, "dead_letter_not_sent", level=logging.WARNING, reason=str(failure))
+            event(
+                log, "dead_letter_not_sent", level=logging.WARNING, partition=record.partition, offset=record.offset,
+                reason=str(failure),
+            )  # fmt: skip
             return
         self._claims.finish(record.partition, record.offset)

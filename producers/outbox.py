@@ -54,6 +54,8 @@ class _Parcel:
     claim: tuple[int, int]
     """(partition, offset) of its request"""
     group_id: str
+    traceparent: str | None
+    """of the request"""
     waiting: deque[_Part] = field(default_factory=deque)
     sent: list[_Part] = field(default_factory=list)
 
@@ -80,9 +82,9 @@ class Outbox:
         """Groups not yet acknowledged."""
         return frozenset(parcel.group_id for parcel in self._parcels)
 
-    def put(self, claim: tuple[int, int], rows: Sequence[Trajectory]) -> None:
-        """A finished group."""
-        parcel = _Parcel(claim, rows[0].group_id)
+    def put(self, claim: tuple[int, int], rows: Sequence[Trajectory], traceparent: str | None = None) -> None:
+        """A finished group; `traceparent`: of its request, goes on with its rows."""
+        parcel = _Parcel(claim, rows[0].group_id, traceparent)
         parcel.waiting.append(_Part(tuple(rows)))
         self._parcels.append(parcel)
 
@@ -102,7 +104,7 @@ class Outbox:
             part = parcel.waiting[0]
             try:
                 value = encode_group(part.rows)
-                headers = group_message_headers(part.rows, value, self._source)
+                headers = group_message_headers(part.rows, value, self._source, parcel.traceparent)
                 message = Message(topic=self._topic, key=parcel.group_id.encode(), value=value, headers=headers)
                 part.delivery = self._writer.send(message)
             except (BudgetExhausted, LogUnavailable):

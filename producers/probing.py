@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,10 @@ GENERATED_TOKENS = 4
 """behind each prefix; the first is computed from cached keys alone, the others from cached and new ones"""
 
 
+PHASES = ("probe_old", "engine_load", "probe_new")
+"""parts of a load, in their order"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
     """What the probes measured, as differences of log-probabilities."""
@@ -40,13 +45,16 @@ class ProbeResult:
     """max |generated - scored|; None where the engine caches no prefixes"""
     failure: str = ""
     """the engine could not be probed after the load, and why"""
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """probe_old, engine_load, probe_new"""
 
     def problem(self, tolerance: float) -> str | None:
         """Why this is no proof, or None."""
         if self.failure:
             return self.failure
         if not self.diff_new <= tolerance:
-            return f"probe differs by {self.diff_new:g} > {tolerance:g}"
+            before = "" if self.diff_old is None else f", and by {self.diff_old:g} under the weights before"
+            return f"probe differs by {self.diff_new:g} > {tolerance:g} (generator.probe_tolerance){before}"
         if self.diff_generated is not None and not self.diff_generated <= tolerance:
             return (
                 f"generated tokens come from old cached keys: their log-probabilities differ by "
@@ -98,19 +106,30 @@ class GeneratedProbe:
 
 
 def run_probe(
-    engine: GenerationEngine, directory: Path, version: int, held: int | None, generated: GeneratedProbe
+    engine: GenerationEngine,
+    directory: Path,
+    version: int,
+    held: int | None,
+    generated: GeneratedProbe,
+    monotonic_s: Callable[[], float] = time.perf_counter,
 ) -> ProbeResult:
     """Probe with the old weights, load the new ones, probe again. Raises CheckpointError."""
     try:
         probe = decode_probe((directory / PROBE_NAME).read_bytes())
     except InvalidRecord as error:
         raise CheckpointInvalid(f"{PROBE_NAME} of version {version}: {error}") from error
+    laps_s = [monotonic_s()]
     diff_old = None if held is None else _difference(engine, probe)
     generated.before_load(engine, probe)
+    laps_s.append(monotonic_s())
     engine.load(directory, version)
+    laps_s.append(monotonic_s())
     try:
         diff_new = _difference(engine, probe)
-        return ProbeResult(diff_new=diff_new, diff_old=diff_old, diff_generated=generated.after_load(engine, probe))
+        diff_generated = generated.after_load(engine, probe)
+        laps_s.append(monotonic_s())
+        phases = {name: laps_s[place + 1] - laps_s[place] for place, name in enumerate(PHASES)}
+        return ProbeResult(diff_new=diff_new, diff_old=diff_old, diff_generated=diff_generated, phase_s=phases)
     except DriftlogError as error:
         # The old weights are gone: this must not look like a load that died before it touched anything.
         return ProbeResult(diff_new=math.inf, diff_old=diff_old, failure=f"cannot be probed after the load: {error}")

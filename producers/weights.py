@@ -183,7 +183,7 @@ class WeightsKeeper:
         if load_target(fold, me, self.held) != load.target:
             self._finish()  # nothing was touched
             return True
-        if self._engine.busy() and self._s.in_flight == "finish":
+        if self._engine.running_groups() and self._s.in_flight == "finish":
             if now_s - load.stage_started_s < self._s.drain_timeout_s:
                 return False
             event(log, "drain_timeout", policy_version=load.target.version)
@@ -208,6 +208,7 @@ class WeightsKeeper:
             self._load_failed(me, load, problem, now_s)
             return True
         load.result = result
+        load.phase_s |= result.phase_s
         self._enter(Stage.PROVING, now_s)
         load.ack = self._send(self._loaded(me, load, result))
         return True
@@ -236,7 +237,9 @@ class WeightsKeeper:
     def _start_probe(self, load: _Load, held: int | None) -> Future[ProbeResult]:
         assert load.directory is not None
         version = load.target.version
-        return self._executor.submit(run_probe, self._engine, load.directory, version, held, self._generated)
+        return self._executor.submit(
+            run_probe, self._engine, load.directory, version, held, self._generated, self._clock.monotonic_s
+        )
 
     # ------------------------------------------------------------------ ends
 

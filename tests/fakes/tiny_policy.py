@@ -156,8 +156,10 @@ class TinyEngine:
         *,
         mixed: bool = False,
         prefix_cache: bool = False,
+        text: bool = False,
     ) -> None:
         self._clock = clock
+        self._text = text
         self._polls_per_group = polls_per_group
         self._tokens = tokens
         self._mixed = mixed
@@ -181,7 +183,8 @@ class TinyEngine:
         self.on_call: Callable[[str, Literal["before", "after"]], None] = lambda name, phase: None
 
     def submit(self, request: EngineRequest) -> None:
-        self._queue.append(_Running(request, max(1, self.polls_of(request.request))))
+        polls = self._polls_per_group if request.context else self.polls_of(request.request)
+        self._queue.append(_Running(request, max(1, polls)))
 
     def poll(self) -> Sequence[Completion]:
         if self._frozen or not self._queue:
@@ -189,18 +192,28 @@ class TinyEngine:
         assert not self.in_background, "sampled while the weights are being loaded"
         assert not self._touched, "sampled with weights in doubt"
         finished: list[Completion] = []
-        for running in list(self._queue) if self._mixed else self._queue[:1]:
+        for running in list(self._queue) if self._mixed else self._first():
             self.on_sample(running.asked.request)
             running.done += 1
             if running.done >= running.polls:
                 self._queue.remove(running)
-                size = running.asked.request.group_size
-                finished += [self._completion(running, index) for index in range(size)]
+                finished += [self._completion(running, index) for index in running.asked.members]
         return finished
 
+    def _first(self) -> list[_Running]:
+        """One group, or the members of one that were asked for."""
+        first = self._queue[0].asked
+        if first.member is None:
+            return self._queue[:1]
+        return [running for running in self._queue if running.asked.request.group_id == first.request.group_id]
+
     def _length(self, asked: EngineRequest, index: int) -> int:
-        digest = hashlib.sha256(f"{asked.rng_seed}/{asked.request.group_id}/{index}".encode()).digest()
-        return 1 + digest[0] % self._tokens
+        digest = hashlib.sha256(self._stream(asked, index).encode()).digest()
+        return min(1 + digest[0] % self._tokens, asked.new_tokens)
+
+    def _stream(self, asked: EngineRequest, index: int) -> str:
+        turn = f"/{len(asked.context)}" if asked.context else ""
+        return f"{asked.rng_seed}/{asked.request.group_id}/{index}{turn}"
 
     def _completion(self, running: _Running, index: int) -> Completion:
         assert self._weights is not None, "sampled without weights"
@@ -214,10 +227,10 @@ class TinyEngine:
             count = min(count, length - len(tokens))
             if count <= 0:
                 continue
-            seed = hashlib.sha256(f"{asked.rng_seed}/{asked.request.group_id}/{index}/{weights}".encode()).digest()
+            seed = hashlib.sha256(f"{self._stream(asked, index)}/{weights}".encode()).digest()
             for at in range(len(tokens), len(tokens) + count):
                 tokens.append(1 + seed[at] % (VOCABULARY - 1))
-                logprobs.append(logprob(weights, tokens[-1], at))
+                logprobs.append(logprob(weights, tokens[-1], len(asked.context) + at))
             segments.append(Segment(version=version, length=count, proof=proof))
         now_us = self._clock.now_us()
         return Completion(
@@ -227,13 +240,16 @@ class TinyEngine:
             logprobs=np.array(logprobs, dtype=np.float32),
             segments=tuple(segments),
             finish_reason="stop",
-            text=None,
+            text=" ".join(map(str, tokens)) if self._text else None,
             started_at_us=now_us,
             finished_at_us=now_us,
         )
 
     def busy(self) -> bool:
         return bool(self._queue)
+
+    def computes_alone(self) -> bool:
+        return False
 
     def running_groups(self) -> frozenset[str]:
         return frozenset(running.asked.request.group_id for running in self._queue)
