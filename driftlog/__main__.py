@@ -19,8 +19,8 @@ from schemas.errors import DriftlogError, EnvironmentMissing
 
 VERBS = (
     "up", "down", "status", "summary", "audit", "lineage", "diff", "replay", "trace", "samples", "reanalyse",
-    "export", "report", "pin", "unpin", "init", "doctor", "broker", "topics", "init-policy", "generate", "train",
-    "coordinate", "project", "evaluate", "mlflow", "greedy",
+    "export", "report", "pin", "unpin", "init", "doctor", "plan", "broker", "topics", "acl", "prepare", "init-policy",
+    "generate", "train", "coordinate", "project", "evaluate", "mlflow", "greedy",
 )  # fmt: skip
 HIDDEN = frozenset({"greedy"})
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from driftlog.environment_variables import KAFKA_VARIABLE, kafka_security
 from driftlog.run_directory import RunDirectory
 from schemas.errors import EnvironmentMissing, LogUnavailable
 
@@ -16,23 +17,22 @@ if TYPE_CHECKING:
     from infra.config import Config
     from infra.kafka_clients import KafkaSettings
 
-BOOTSTRAP_VARIABLE = "DRIFTLOG_KAFKA"
 _STARTER_WAIT_S = 60.0
 
 
 def external_bootstrap(config: Config, environment: Mapping[str, str] = os.environ) -> str | None:
     """The broker that the environment or the configuration names; None: the embedded one is meant."""
-    return environment.get(BOOTSTRAP_VARIABLE) or config.kafka.bootstrap_servers or None
+    return environment.get(KAFKA_VARIABLE) or config.kafka.bootstrap_servers or None
 
 
-def kafka_settings(config: Config, bootstrap: str) -> KafkaSettings:
-    """The clients' settings of this configuration."""
-    from infra.kafka_clients import KafkaSettings
+def kafka_settings(config: Config, bootstrap: str, environment: Mapping[str, str] = os.environ) -> KafkaSettings:
+    """The clients' settings of this configuration, with the credentials of the environment."""
+    from infra.kafka_clients import SECURITY_KEYS, KafkaSettings
 
     kafka = config.kafka
     return KafkaSettings(
         bootstrap_servers=bootstrap,
-        security=kafka.security,
+        security=kafka_security(kafka.security, environment, SECURITY_KEYS),
         request_timeout_s=kafka.request_timeout_s,
         delivery_timeout_s=kafka.delivery_timeout_s,
         transaction_timeout_s=kafka.transaction_timeout_s,
@@ -54,7 +54,7 @@ def running_bootstrap(config: Config, run: RunDirectory) -> str:
     if handle is None:
         raise EnvironmentMissing(
             f"no broker runs for {run.name!r}: start one with `driftlog broker start --run {run.name}`, or name yours "
-            f"with --set kafka.bootstrap_servers=HOST:PORT or {BOOTSTRAP_VARIABLE}"
+            f"with --set kafka.bootstrap_servers=HOST:PORT or {KAFKA_VARIABLE}"
         )
     return handle.bootstrap_servers
 

@@ -29,8 +29,9 @@ Settings marked `*` may change when a run is resumed or extended. Every other on
 refuses to go on when it changed, unless `--accept-changes` is given (then the new configuration is stored
 beside the old one, as `config.N.json`).
 
-The environment is read for addresses only: `DRIFTLOG_KAFKA` (over `kafka.bootstrap_servers`) and
-`MLFLOW_TRACKING_URI` (over `mlflow.uri`).
+The environment is read for addresses and credentials only: `DRIFTLOG_KAFKA` (over `kafka.bootstrap_servers`),
+`MLFLOW_TRACKING_URI` (over `mlflow.uri`), and `DRIFTLOG_KAFKA_<KEY>` or `DRIFTLOG_KAFKA_<KEY>_FILE` for each key of
+`kafka.security` ([docker compose](compose.md) lists them).
 """
 
 

@@ -135,11 +135,32 @@ def summary_text(summary: dict[str, Any]) -> list[str]:
         ("policy lag", ", ".join(f"{lag}: {count}" for lag, count in summary["policy_lag_histogram"].items())),
         ("audit", f"{summary['audit_findings']} errors, {summary['audit_notices']} notices"),
     ]
+    rows += [(label, words) for label, words in cost_rows(summary["costs"]) if words]
     if summary["branches"]:
         newest = f"newest version {summary['newest_version']}, step {summary['newest_step']}"
         rows.append(("branches", "; ".join([*(BranchStart(**start).words for start in summary["branches"]), newest])))
     head = f"run {summary['run']}: {summary['versions_trained']} versions trained in {summary['wall_s']:.0f} s, "
     return ["", f"{head}{summary['versions_live']} were live", *(f"  {label:<14} {words}" for label, words in rows)]
+
+
+def cost_rows(costs: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the seconds of a step and of a switch went, and how well trainer and generators agreed."""
+    from consumers.offline.costs import Agreement, agreement_words
+
+    def told(prefix: str) -> str:
+        names = [name for name in costs["phase_s"] if name.startswith(f"{prefix}.")]
+        spelt = [name.removeprefix(f"{prefix}.").replace("_", " ") for name in names]
+        return ", ".join(
+            f"{words} {costs['phase_s'][name]['p50']:.2g}" for words, name in zip(spelt, names, strict=True)
+        )
+
+    made = costs["bytes"]
+    return [
+        ("a step, s", told("step")),
+        ("a load, s", told("load")),
+        ("bytes", f"{made['checkpoints']:,} in checkpoints, {made['trajectories']:,} of trajectories"),
+        ("agreement", agreement_words(Agreement(**costs["agreement"]))),
+    ]
 
 
 def next_commands(summary: dict[str, Any], run: RunDirectory) -> list[str]:

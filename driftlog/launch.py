@@ -18,8 +18,10 @@ from driftlog.branches import branch_arguments, plan_branch
 from driftlog.broker_access import external_bootstrap, kafka_settings
 from driftlog.finish import report, sum_up
 from driftlog.log_tail import LogTail
+from driftlog.observing import metrics_address
 from driftlog.policies import check_initial_policy, check_learning
 from driftlog.processes import Child, Processes, Program, is_alive
+from driftlog.programs import BESIDE, EVALUATOR, PROJECTOR, TRAINER, metrics_words, programs
 from driftlog.run_directory import RunDirectory
 from driftlog.supervision import RestartRules, Verdict, after_exit
 from driftlog.task_wiring import with_checked_task
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-TRAINER, PROJECTOR, EVALUATOR = "trainer", "projector", "evaluator"
-BESIDE = (PROJECTOR, EVALUATOR)  # training goes on without them
 ENDING_S = 15.0
 """services read RunEnded and leave within milliseconds; the tracker may be slow"""
 PROJECTOR_S = 60.0
@@ -217,23 +217,12 @@ class _Launch:
         return fold.versions[fold.newest].depth >= self._config.run.versions
 
     def _programs(self) -> list[Program]:
-        config = self._config
-        common = ("--config", str(self._run.config_files()[-1]), "--supervised")
         branch = () if self._branch is None else branch_arguments(self._branch)
-        programs = [
-            Program(name=TRAINER, arguments=("train", *common, *branch), threads=config.trainer.threads),
-            Program(name="coordinator", arguments=("coordinate", *common)),
-        ]
-        for number in range(config.generator.workers):
-            arguments = ("generate", *common, "--worker", f"g{number}")
-            programs.append(Program(name=f"generator-{number}", arguments=arguments, threads=config.generator.threads))
-        if config.mlflow.enabled:
-            # Behind everything that trains: the backlog is in the log, and it catches up.
-            programs.append(Program(name=PROJECTOR, arguments=("project", *common), niceness=19))
-        if config.evaluation.enabled:
-            settings, threads = ("evaluate", *common), config.evaluation.threads
-            programs.append(Program(name=EVALUATOR, arguments=settings, threads=threads, niceness=19))
-        return programs
+        host, port = metrics_address(self._config)
+        found = programs(self._config, str(self._run.config_files()[-1]), branch, metrics_port=port)
+        if port:
+            self._view.say(metrics_words(found, host))
+        return found
 
     def _start_broker(self) -> None:
         if self._external is not None:

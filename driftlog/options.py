@@ -14,7 +14,9 @@ DEFAULT_DIRECTORY = "runs"
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """--config, --run, --set: for commands that start something."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML, or the config.json stored with a run")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML, the config.json stored with a run, or the folder of a run"
+    )
     parser.add_argument("--run", metavar="NAME", help="run name; the same name resumes or extends a run")
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="change one setting (repeatable)"
@@ -48,6 +50,8 @@ def config_of(options: argparse.Namespace) -> tuple[Config, RunDirectory]:
     if options.run is not None:
         overrides.append(f'run.name="{options.run}"')
     path: Path | None = options.config
+    if path is not None and path.is_dir():
+        path = _stored_in(path)
     if path is not None and path.suffix == ".json":
         if options.overrides:
             raise ConfigError("--set goes with a TOML file, not with a stored config.json")
@@ -55,6 +59,14 @@ def config_of(options: argparse.Namespace) -> tuple[Config, RunDirectory]:
     else:
         config = load_config(path, overrides)
     return config, RunDirectory(Path(config.run.directory), config.run.name)
+
+
+def _stored_in(folder: Path) -> Path:
+    """The configuration in force of the run in this folder."""
+    files = RunDirectory(folder.parent, folder.name).config_files()
+    if not files:
+        raise ConfigError(f"--config {folder}: no config.json in this folder; `driftlog prepare` puts it there")
+    return files[-1]
 
 
 def run_of(options: argparse.Namespace) -> tuple[Config, RunDirectory]:

@@ -53,7 +53,9 @@ def with_checked_task(config: Config) -> Config:
     the generators load them. Left for the trainer to find out: whether each prompt fits the model.
     """
     # Later it would be found out by a generator, beside a trainer that has begun the run under that name.
-    open_scorer(config.task).close()
+    from driftlog.episode_wiring import open_environment
+
+    (open_environment(config.task) or open_scorer(config.task)).close()
     if config.task.kind == "prompts":
         from infra.prompt_files import prompt_rows
         from infra.prompt_rows import check_rows
@@ -81,13 +83,13 @@ def training_prompts(config: Config, policy: Policy) -> ShuffledPrompts:
 
 def limits_of_directory(directory: Path) -> ModelLimits:
     """From a model directory, its weights unread. ConfigError or EnvironmentMissing say what is missing."""
-    from infra.model import transformers_module
+    from infra.model import LOCAL_ONLY, transformers_module
     from infra.prompt_rows import model_limits
 
     transformers = transformers_module()
     try:
-        model = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        model = transformers.AutoConfig.from_pretrained(directory, **LOCAL_ONLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **LOCAL_ONLY)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"model directory {directory} cannot be loaded: {error}") from error
     size = getattr(model.get_text_config(), "vocab_size", None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from driftlog.broker_access import kafka_settings
 from driftlog.run_directory import RunDirectory, read_config
-from driftlog.task_wiring import open_scorer
+from driftlog.taps import Tap, tapped, tapped_transactions
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.policy_follower import PolicyFollower
@@ -27,6 +27,7 @@ from schemas.ids import RunId
 from schemas.topics import TOPICS, TopicName, topic
 
 if TYPE_CHECKING:
+    from driftlog.observing import Observing
     from infra.checkpoint_store import FsspecCheckpointStore
     from infra.kafka_clients import KafkaSettings
     from infra.kafka_reader import KafkaEventReader
@@ -46,6 +47,13 @@ class Site:
     run: RunDirectory
     kafka: KafkaSettings
     wakeup: Wakeup
+    observing: Observing | None = None
+    """None: neither metrics nor traces are on"""
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Who hears what the service writes."""
+        return () if self.observing is None else self.observing.taps
 
     @property
     def run_id(self) -> RunId:
@@ -53,9 +61,10 @@ class Site:
         return RunId(self.config.run.name)
 
 
-def site(config: Config, run: RunDirectory, bootstrap: str, wakeup: Wakeup) -> Site:
+def site(config: Config, run: RunDirectory, bootstrap: str, wakeup: Wakeup, observing: Observing | None = None) -> Site:
     """Put together a Site."""
-    return Site(config=config, run=run, kafka=kafka_settings(config, bootstrap), wakeup=wakeup)
+    kafka = kafka_settings(config, bootstrap)
+    return Site(config=config, run=run, kafka=kafka, wakeup=wakeup, observing=observing)
 
 
 def open_store(config: Config, run: RunDirectory) -> FsspecCheckpointStore:
@@ -71,7 +80,10 @@ def open_reader(at: Site, *names: TopicName) -> KafkaEventReader:
     from infra.kafka_reader import KafkaEventReader
 
     topics = {topic(at.run_id, name): TOPICS[name].partitions for name in names}
-    return KafkaEventReader(at.kafka, topics, "beginning", at.wakeup)
+    reader = KafkaEventReader(at.kafka, topics, "beginning", at.wakeup)
+    if at.observing is not None:
+        at.observing.watch(reader)
+    return reader
 
 
 def build_coordinator(at: Site) -> Assembly:
@@ -100,7 +112,7 @@ def build_coordinator(at: Site) -> Assembly:
                 garbage_grace_s=at.config.checkpoints.garbage_grace_s,
             ),
             CoordinatorPorts(
-                writer=writer,
+                writer=tapped_transactions(writer, at.taps),
                 open_policy=lambda: open_follower(at, policy),
                 open_workers=lambda: workers.put(open_reader(at, TopicName.WORKERS)),
                 store=open_store(at.config, at.run),
@@ -145,26 +157,28 @@ def build_projector(at: Site) -> Assembly:
 
 def build_generator(at: Site, worker: str) -> Assembly:
     """One generator."""
+    from driftlog.episode_wiring import open_players
     from driftlog.policies import initial_policy
+    from driftlog.wiring_engine import build_engine
     from infra.kafka_group_reader import KafkaGroupReader
     from infra.kafka_writer import KafkaEventWriter
-    from producers.engines.hf import HfEngine, HfEngineSettings
     from producers.generator import GeneratorPorts, GeneratorService, GeneratorSettings
     from producers.weights import WeightsSettings
 
     config, clock = at.config, SystemClock()
     generator = config.generator
-    engine = HfEngine(
-        HfEngineSettings(
-            batching=generator.batching,
-            max_batch_sequences=max(256, config.task.group_size),
-            dtype=config.model.dtype,
-            threads=generator.threads,
-        ),
+    engine = build_engine(
+        config,
+        at.run,
         clock,
+        at.wakeup.ring,
+        kind=generator.engine,
+        batching=generator.batching,
+        threads=generator.threads,
     )
     # The tokenizer is part of the identity a worker joins under. These weights never serve: nothing is proven yet.
-    engine.load(initial_policy(config, at.run), 0)
+    first = initial_policy(config, at.run)
+    engine.load(first, 0)
     settings = GeneratorSettings(
         run=at.run_id,
         worker=worker,
@@ -191,18 +205,21 @@ def build_generator(at: Site, worker: str) -> Assembly:
         # Two threads: one may wait for the broker's answer while the other loads weights.
         executor = RingingExecutor(2, at.wakeup)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        scorer = open_scorer(config.task, at.wakeup.ring)
+        engine, scorer = open_players(engine, config.task, first, at.wakeup.ring, in_step=generator.batching == "group")
         stack.callback(scorer.close)
+        stack.callback(engine.close)
         writer = KafkaEventWriter(at.kafka)
         stack.callback(writer.close, _WRITER_CLOSE_S)
         prompts = KafkaGroupReader(at.kafka, f"{at.run_id}-generators", topic(at.run_id, TopicName.PROMPTS), at.wakeup)
         prompts.leave()  # only an admitted worker takes part
         stack.callback(prompts.close)
+        if at.observing is not None:
+            at.observing.watch(prompts)
         ports = GeneratorPorts(
             follower=open_follower(at, policy),
             workers=KeptReader(stack).put(open_reader(at, TopicName.WORKERS)),
             prompts=prompts,
-            writer=writer,
+            writer=tapped(writer, at.taps),
             engine=engine,
             store=open_store(config, at.run),
             reward=scorer,

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from consumers.evaluation_plan import Ask
 from consumers.evaluator import EvaluatorPorts, EvaluatorService, EvaluatorSettings
+from driftlog.episode_wiring import open_players
 from driftlog.policies import initial_policy
-from driftlog.task_wiring import limits_of_directory, open_scorer
+from driftlog.taps import tapped
+from driftlog.task_wiring import limits_of_directory
 from driftlog.wiring import KeptReader, Site, open_follower, open_reader, open_store
+from driftlog.wiring_engine import build_engine
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.countdown import FOUR, PAIRS
@@ -22,7 +25,6 @@ from infra.prompt_files import prompt_rows
 from infra.prompt_rows import own_prompts
 from infra.prompt_sources import countdown_prompts
 from infra.runner import Assembly, RingingExecutor
-from producers.engines.hf import HfEngine, HfEngineSettings
 from schemas.errors import ConfigError
 from schemas.topics import TopicName
 from schemas.trajectory import Sampling
@@ -48,18 +50,26 @@ def build_evaluator(at: Site) -> Assembly:
     with ExitStack() as stack:
         executor = RingingExecutor(1, at.wakeup)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        scorer = open_scorer(config.task, at.wakeup.ring)
+        # One group a batch: the answers of a version depend on its weights and the question, on nothing else.
+        alone = build_engine(
+            config,
+            at.run,
+            clock,
+            at.wakeup.ring,
+            kind=evaluation.engine,
+            batching="group",
+            threads=evaluation.threads,
+        )
+        engine, scorer = open_players(alone, config.task, directory, at.wakeup.ring, in_step=True)
         stack.callback(scorer.close)
+        stack.callback(engine.close)
         writer = KafkaEventWriter(at.kafka)
         stack.callback(writer.close, _WRITER_CLOSE_S)
         ports = EvaluatorPorts(
             follower=open_follower(at, KeptReader(stack)),
             evaluations=KeptReader(stack).put(open_reader(at, TopicName.EVALUATIONS)),
-            writer=writer,
-            # One group a batch: the answers of a version depend on its weights and the question, on nothing else.
-            engine=HfEngine(
-                HfEngineSettings(batching="group", dtype=config.model.dtype, threads=evaluation.threads), clock
-            ),
+            writer=tapped(writer, at.taps),
+            engine=engine,
             store=open_store(config, at.run),
             reward=scorer,
             executor=executor,

@@ -87,7 +87,10 @@ def _device(config: Config) -> str:
 
 
 def _reference(config: Config, at: OpenedRun, fold: PolicyFold, store: CheckpointStore) -> str:
-    """The initial policy, for a KL term: version 0 of the store, or the directory it was made from."""
+    """The initial policy, for a KL term: version 0 of the store, or the directory it was made from; adapters are on the
+    latter, whose weights are those of version 0."""
+    if config.lora.rank:
+        return str(initial_policy(config, at.run))
     if config.reference.directory or not config.objective.uses_kl:
         return ""
     first = fold.versions.get(0)

@@ -21,6 +21,7 @@ from consumers.trainer.step import AgeWeights, StepMaker
 from driftlog.learning_settings import admission_rules, advantages_of, learner_settings, objective_settings
 from driftlog.policies import initial_policy
 from driftlog.run_directory import RunDirectory
+from driftlog.taps import tapped_transactions
 from driftlog.task_wiring import training_prompts, with_prompts_digest
 from driftlog.wiring import KeptReader, Site, open_follower, open_reader, open_store
 from infra.clock import SystemClock
@@ -64,7 +65,7 @@ def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
             # Closed before the writer that its thread uses.
             executor = stack.enter_context(RingingExecutor(1, at.wakeup))
         ports = TrainerPorts(
-            writer=writer,
+            writer=tapped_transactions(writer, at.taps),
             open_policy=lambda: open_follower(at, policy_reader),
             open_ledger=lambda: open_reader(at, TopicName.LEDGER),
             trajectories=trajectories,

@@ -66,6 +66,7 @@ def _recomputed(at: OpenedRun, report: AuditReport, options: argparse.Namespace)
 
     from consumers.offline.audit.recompute import RecomputeRules, recompute
     from consumers.offline.reanalyse.scoring import Rescorer
+    from driftlog.policies import base_directory
 
     config = at.config
     torch.set_num_threads(config.trainer.threads)
@@ -80,6 +81,7 @@ def _recomputed(at: OpenedRun, report: AuditReport, options: argparse.Namespace)
     def open_scorer(directory: Path) -> Rescorer:
         return Rescorer(
             directory,
+            base=base_directory(at.config, at.run),
             dtype=config.model.dtype,
             micro_batch_tokens=config.trainer.micro_batch_tokens,
             logprob_chunk=config.trainer.logprob_chunk,

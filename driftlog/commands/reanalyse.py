@@ -123,11 +123,13 @@ def _rewards(log: Any, name: str, found: Retained, stack: ExitStack) -> RewardsA
 
 def _rescorer(at: OpenedRun, model: str) -> Rescorer:
     from consumers.offline.reanalyse.scoring import Rescorer
+    from driftlog.policies import base_directory
     from driftlog.retained import version_directory
 
     directory = version_directory(at, int(model)) if model.isdecimal() else Path(model)
     return Rescorer(
         directory,
+        base=base_directory(at.config, at.run),
         dtype=at.config.model.dtype,
         micro_batch_tokens=at.config.trainer.micro_batch_tokens,
         logprob_chunk=at.config.trainer.logprob_chunk,

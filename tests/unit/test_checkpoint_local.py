@@ -367,3 +367,21 @@ def test_an_upload_that_breaks_half_way_is_taken_back(tmp_path: Path, monkeypatc
 
     assert memory.find("/half") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_tells_where_its_seconds_went(root: Path) -> None:
+    ticks = iter(range(1000))
+    timed = FsspecCheckpointStore(
+        str(root), "demo", limits=StoreLimits(reserve_bytes=0), fsync=False, monotonic_s=lambda: float(next(ticks))
+    )
+
+    saved = timed.save("a1", write_checkpoint, manifest_for("a1"))
+
+    assert saved.phase_s == {"write": 1.0, "hash": 1.0, "publish": 1.0}
+
+
+def test_a_save_that_is_synced_tells_how_long_each_file_took_together(root: Path, store: FsspecCheckpointStore) -> None:
+    saved = store.save("a1", write_checkpoint, manifest_for("a1"))
+
+    assert set(saved.phase_s) == {"write", "hash", "fsync", "publish"}
+    assert all(seconds >= 0 for seconds in saved.phase_s.values())

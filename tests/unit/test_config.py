@@ -116,6 +116,41 @@ def test_a_wrong_key_or_value_is_named(data: dict[str, Any], words: str) -> None
     assert words in refused(data)
 
 
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"environment_arguments": {"highest": 3}}, "need a task.environment"),
+        ({"observation_template": "{observation}"}, "need a task.environment"),
+        ({"environment": "guess", "reward": "exact"}, "rewards its episodes itself"),
+        ({"environment": "guess", "rewards": [{"name": "exact"}]}, "rewards its episodes itself"),
+        ({"environment": "guess", "observation_template": "{}"}, "write {observation} once"),
+        ({"environment": "guess", "max_turns": 0}, "task.max_turns: Input should be greater"),
+    ],
+)
+def test_an_environment_that_cannot_be_played_is_refused_with_the_way_out(task: dict[str, Any], words: str) -> None:
+    assert words in refused({"task": task})
+
+
+@pytest.mark.parametrize(
+    ("task", "processes"),
+    [
+        ({"environment": "guess"}, 0),
+        ({"environment": "my.py:World"}, 1),
+        ({"environment": "guess", "reward_processes": 2}, 2),
+    ],
+)
+def test_only_an_environment_of_ones_own_needs_a_process(task: dict[str, Any], processes: int) -> None:
+    assert processes == parse_config({"task": task}, "x").task.worker_processes
+
+
+def test_settings_of_episodes_are_learning_settings_only_where_there_are_any() -> None:
+    plain, episodes = (parse_config({"task": task}, "x") for task in ({}, {"environment": "guess"}))
+
+    assert "max_turns" not in learning_settings(plain)["task"]
+    assert 4 == learning_settings(episodes)["task"]["max_turns"]
+    assert parse_config({"task": {"max_turns": 9}}, "x").digest() == plain.digest()
+
+
 def test_overrides_go_over_the_file_and_are_typed_as_toml(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[trainer]\nmax_lag = 1\nlearning_rate = 0.5\n[run]\nname = "a"\n')
@@ -196,5 +231,5 @@ def test_a_setting_that_is_new_or_gone_is_a_change_too() -> None:
 def test_the_probe_tolerance_follows_the_served_dtype_unless_set() -> None:
     generator = Config().generator
 
-    assert (generator.tolerance("float32"), generator.tolerance("bfloat16")) == (1e-4, 5e-2)
+    assert (generator.tolerance("float32"), generator.tolerance("bfloat16")) == (1e-4, 0.5)
     assert parse_config({"generator": {"probe_tolerance": 0.2}}, "x").generator.tolerance("float32") == 0.2

@@ -75,7 +75,7 @@ def test_mlflow_lies_beside_the_runs_unless_the_environment_names_another_place(
 
 
 def test_parameters_for_the_tracker_hold_no_secrets() -> None:
-    config = _config(kafka={"security": {"sasl_plain_password": "hush"}})
+    config = _config(kafka={"security": {"sasl_plain_username": "hush"}})
 
     settings = flat_settings(config)
 

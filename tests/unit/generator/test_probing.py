@@ -175,3 +175,11 @@ def test_a_prefix_fills_one_block_and_leaves_room_for_what_is_generated(
     assert engine.asked == [[prefix]]
     assert len(prefix) > block
     assert GENERATED_TOKENS == 4
+
+
+def test_a_probe_tells_the_seconds_of_its_three_parts(shelf: Path) -> None:
+    ticks = iter([0.0, 1.0, 3.0, 7.0])
+
+    result = run_probe(WatchedEngine(), shelf / "a1", 1, None, GeneratedProbe(), monotonic_s=lambda: next(ticks))
+
+    assert result.phase_s == {"probe_old": 1.0, "engine_load": 2.0, "probe_new": 4.0}

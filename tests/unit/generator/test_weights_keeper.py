@@ -242,6 +242,20 @@ def test_running_groups_end_before_the_load(rig: KeeperRig) -> None:
     assert rig.keeper.held == 1
 
 
+def test_a_group_that_waits_for_its_environment_is_waited_for_although_the_engine_has_nothing_to_do(
+    rig: KeeperRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.engine, "running_groups", lambda: frozenset({"demo/p000000/e0/a0"}))
+    rig.switch_to(1)
+    rig.step()
+    waiting = (rig.keeper.stage, rig.engine.busy())
+    monkeypatch.undo()
+    rig.step()
+
+    assert waiting == (Stage.DRAINING, False)
+    assert rig.keeper.held == 1
+
+
 def test_a_group_that_does_not_end_is_frozen_after_the_drain_time_out_and_goes_on_afterwards(rig: KeeperRig) -> None:
     rig.engine.submit(EngineRequest(request=request_of(0), rng_seed=0))
     rig.switch_to(1)

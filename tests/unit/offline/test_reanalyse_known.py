@@ -14,6 +14,7 @@ from consumers.offline.reanalyse.known import NEVER, knowledge
 from consumers.trainer.learner_settings import LearnerSettings
 from driftlog.retained import retained, version_directory
 from driftlog.run_reading import OpenedRun
+from infra.config import Config
 from infra.metrics import SECTIONS
 from schemas.errors import UsageError
 from tests.fakes.played_run import PlayedRun
@@ -50,7 +51,7 @@ def test_the_document_holds_the_table() -> None:
 def test_the_trainers_fingerprint_comes_from_a_checkpoint_or_else_from_what_it_trained(tmp_path: Path) -> None:
     run = PlayedRun(tmp_path, versions=1)
     run.play(0, 1, version=0, rewards=(2.0, 0.0, 1.0, 0.5))
-    at = cast("OpenedRun", SimpleNamespace(log=run.run_log, store=run.world.store))
+    at = cast("OpenedRun", SimpleNamespace(log=run.run_log, store=run.world.store, config=Config(), run=None))
 
     found = retained(at)
     assert found.fingerprint == run.learner.fingerprint()

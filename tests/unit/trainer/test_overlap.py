@@ -247,3 +247,16 @@ def test_the_same_log_gives_the_same_weights_with_and_without_overlap(
         found[name] = final_weights(rig.world)
 
     assert len(set(found.values())) == 1, found
+
+
+def test_a_step_tells_the_parts_of_a_save_that_is_over_the_one_before_where_it_runs_behind(tmp_path: Path) -> None:
+    rig = Overlapped(tmp_path).begin()
+    rig.trainer._p.publication.last_phase_s = {"write": 3.0}
+    rig.answer(0, 1)
+    rig.step()
+    rig.run_thread()
+    rig.step(1)
+
+    assert rig.steps()[0].phase_s["checkpoint_write"] == 3.0
+    assert {"write", "hash", "publish"} <= set(rig.trainer._p.publication.last_phase_s)
+    assert rig.trainer._p.publication.last_phase_s["write"] != 3.0
