@@ -42,5 +42,5 @@ class GeneratorSection(Section):
         """probe_tolerance with its default filled in."""
         if self.probe_tolerance is not None:
             return self.probe_tolerance
-        # Half precision rounds a logit of 20 to 1/8: 0.30 was seen through 30 layers between a sound worker and its trainer.
+        # Half precision rounds a logit of 20 to 1/8: 0.30 was seen through 30 layers between sound worker and trainer.
         return 1e-4 if dtype == "float32" else 0.5
