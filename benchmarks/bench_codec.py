@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
+import importlib.util
 import json
+import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,18 +38,16 @@ from schemas.trajectory_schema import (
 )
 from schemas.trajectory_validate import clean_tokens, row_fault
 
-msgspec: Any
-orjson: Any
-try:
-    import msgspec  # type: ignore[import-not-found,no-redef]
-except ImportError:
-    msgspec = None
-try:
-    import orjson  # type: ignore[import-not-found,no-redef]
-except ImportError:
-    orjson = None
+
+def installed(name: str) -> Any:
+    """The module, or None where it is not installed."""
+    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+
+
+msgspec, orjson, msgpack, cloudpickle = map(installed, ("msgspec", "orjson", "msgpack", "cloudpickle"))
 
 VOCABULARY = 49_152
+_DTYPES = (np.int32, np.int32, np.float32, np.bool_)
 _SAMPLING = TRAJECTORY.names.index("sampling")
 _FINGERPRINT = TRAJECTORY.names.index("fingerprint")
 LIMITS = TrajectoryLimits(vocabulary_size=VOCABULARY)
@@ -127,10 +129,16 @@ def codecs(rows: Sequence[Trajectory]) -> list[Codec]:
             decode=lambda value: decode_group(value, headers, LIMITS),
         ),
         _codec("json", lambda r: json.dumps(_lists(r)).encode(), json.loads),
+        _codec("pickle", lambda r: pickle.dumps(_arrays(r), protocol=5), pickle.loads),
     ]
+    if cloudpickle is not None:
+        found.append(_codec("cloudpickle", lambda r: bytes(cloudpickle.dumps(_arrays(r))), pickle.loads))
+    if msgpack is not None:
+        pack, unpack = msgpack.Packer().pack, msgpack.unpackb
+        found.append(_codec("msgpack", lambda r: bytes(pack(_raw(r))), unpack))
     if msgspec is not None:
-        pack, unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_rows_type()).decode
-        found.append(_codec("msgspec", lambda r: pack(_lists(r)), unpack))
+        typed, read = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_rows_type()).decode
+        found.append(_codec("msgspec", lambda r: typed(_lists(r)), read))
     if orjson is not None:
         found.append(_codec("orjson", lambda r: bytes(orjson.dumps(_lists(r))), orjson.loads))
     return found
@@ -168,6 +176,14 @@ def _figures(values: dict[str, bytes], best: dict[tuple[str, str], float]) -> di
     }
     figures["common_us"] = round(common, 1)
     figures["bytes_to_json"] = round(len(values["arrow"]) / len(values["json"]), 3)
+    figures["to_arrow"] = {
+        name: {
+            "encode": round(best[name, "encode"] / best["arrow", "encode"], 2),
+            "decode": round(best[name, "decode"] / best["arrow", "decode"], 2),
+            "bytes": round(len(value) / len(values["arrow"]), 2),
+        }
+        for name, value in values.items()
+    }
     if "msgspec" in values:
         for what in ("encode", "bare_encode", "decode"):
             figures[f"{what}_to_msgspec"] = round(best["arrow", what] / best["msgspec", what], 3)
@@ -191,15 +207,22 @@ def _lists(rows: Sequence[Trajectory]) -> list[Any]:
     return [(*row[:-4], *[array.tolist() for array in row[-4:]]) for row in _arrays(rows)]
 
 
+def _raw(rows: Sequence[Trajectory]) -> list[Any]:
+    """Arrays as their bytes."""
+    return [(*row[:-4], *[array.tobytes() for array in row[-4:]]) for row in _arrays(rows)]
+
+
+def _array(value: Any, dtype: Any) -> Any:
+    """What a decoder gave for an array: a list, its bytes, or the array."""
+    return np.frombuffer(value, dtype=dtype) if isinstance(value, bytes) else np.asarray(value, dtype=dtype)
+
+
 def _checked(rows: Sequence[Sequence[Any]]) -> list[tuple[Trajectory, str]]:
     """What `decode_group` promises, for rows that came as lists: arrays, checks, hash."""
     checked = []
     for values in rows:
         plain = tuple([_tuples(value) for value in values[:-4]])
-        arrays: list[Any] = [
-            np.array(value, dtype=dtype)
-            for value, dtype in zip(values[-4:], (np.int32, np.int32, np.float32, np.bool_), strict=True)
-        ]
+        arrays = [_array(value, dtype) for value, dtype in zip(values[-4:], _DTYPES, strict=True)]
         trajectory, row_hash = _value_and_hash((*plain, *arrays))
         _check(trajectory)
         checked.append((trajectory, row_hash))
@@ -253,6 +276,9 @@ def main() -> None:
     """Print one line a codec and the RESULT line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    for module in ("msgspec", "orjson", "msgpack", "cloudpickle"):
+        if installed(module) is None:
+            print(f"left out: {module} is not installed (make bench installs it)", file=sys.stderr)
     figures = measure(parser.parse_args().rounds)
     for name, figure in figures.items():
         print(f"{name:20} {figure}")

@@ -1,6 +1,6 @@
-"""Transport through the embedded broker: transactions back to back and spaced, and produce-to-consume latency.
+"""Transport: transactions back to back and spaced, the client's own ends, and whole groups beside other transports.
 
-    python -m benchmarks.bench_transport [--seconds 5] [--groups-per-s 50] [--group-bytes 47000]
+    python -m benchmarks.bench_transport [--seconds 5] [--groups-per-s 50] [--group-bytes 47000] [--rounds 3]
 
 The last line is `RESULT {json}`. Figures move from machine to machine: compare them side by side only.
 """
@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from benchmarks.transport_pairs import compare
 from infra import local_broker
 from infra.kafka_admin import KafkaLogAdmin
 from infra.kafka_clients import KafkaSettings, quiet_client_loggers
@@ -115,6 +116,8 @@ def main() -> None:
     parser.add_argument("--groups-per-s", type=float, default=50.0)
     parser.add_argument("--group-bytes", type=int, default=47_000)
     parser.add_argument("--transactions", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=3, help="of every peer, interleaved; 0: no peers")
+    parser.add_argument("--groups", type=int, default=2_000, help="of one peer's round")
     options = parser.parse_args()
     quiet_client_loggers()
     jars = local_broker.ensure_jars(local_broker.default_cache_dir())
@@ -129,6 +132,13 @@ def main() -> None:
             spaced = transactions(settings, options.transactions, 0.2)
             latency = latencies(settings, options.seconds, options.groups_per_s, options.group_bytes)
             written, read = throughput(settings, 3_000, options.group_bytes)
+            peers = compare(
+                broker.bootstrap_servers,
+                rounds=options.rounds,
+                fast=options.groups,
+                seconds=options.seconds,
+                per_s=options.groups_per_s,
+            )
         finally:
             local_broker.stop(Path(directory))
     result = {
@@ -142,6 +152,7 @@ def main() -> None:
         "write_groups_per_s": round(written),
         "read_groups_per_s": round(read),
         "group_bytes": options.group_bytes,
+        **peers,
     }
     print("RESULT " + json.dumps(result))
 
