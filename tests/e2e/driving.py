@@ -122,16 +122,16 @@ def going(
         wait_until(lambda: not leftovers(site), "everything to end", 30.0)
 
 
+def is_published(site: Site, version: int, name: str = "tiny") -> bool:
+    """The trainer has committed that version."""
+    log = site.run(name).logs / "trainer.log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return any("version_published" in line and f"policy_version={version} " in line for line in lines)
+
+
 def wait_for_version(site: Site, version: int, name: str = "tiny", limit_s: float = 90.0) -> None:
     """Until the trainer has committed that version."""
-    wanted = f"policy_version={version} "
-    log = site.run(name).logs / "trainer.log"
-
-    def published() -> bool:
-        lines = log.read_text().splitlines() if log.exists() else []
-        return any("version_published" in line and wanted in line for line in lines)
-
-    wait_until(published, f"version {version}", limit_s)
+    wait_until(lambda: is_published(site, version, name), f"version {version}", limit_s)
 
 
 def wait_until(holds: Callable[[], bool], what: str, limit_s: float) -> None:
