@@ -1,4 +1,4 @@
-"""One run in one go against the same run stopped and resumed several times: equal to the last sha256. And what is not."""
+"""One run in one go against the same run stopped and resumed again and again: equal to the last sha256."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _diff(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-def test_a_run_that_was_stopped_and_resumed_again_and_again_is_equal_to_the_last_sha256(site: Site, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_and_resumed_is_equal_to_the_last_sha256(site: Site, tmp_path: Path) -> None:
     resumed = make_site(tmp_path / "resumed")  # of the same name: samples are drawn by group id, which names the run
     stopped = 0
     for version in STOPS:
