@@ -19,6 +19,7 @@ CONFIG ?= configs/countdown.toml
 RUN ?=
 RUN_ARGS := $(if $(RUN),--run $(RUN))
 PYTEST_ARGS ?=
+LONG ?= long
 # The tests and services set their own thread counts; this keeps everything else from taking all cores.
 export OMP_NUM_THREADS ?= 1
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -90,8 +91,8 @@ test: setup  ## every test but those that need an accelerator, and the long ones
 	$(PY) -m pytest -m "not gpu and not long and not kafka and not e2e and not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
 	$(PY) -m pytest -m "not gpu and not long and (kafka or e2e or slow)" $(PYTEST_ARGS)
 
-test-long: setup  ## whole runs that are killed, branched, compared or trained again: minutes; part of CI
-	$(PY) -m pytest -m "not gpu and long" $(PYTEST_ARGS)
+test-long: setup  ## whole runs that are killed, branched, compared or trained again: minutes; CI takes LONG="long and not soak"
+	$(PY) -m pytest -m "not gpu and $(LONG)" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)/project  ## without the broker and the slow ones
 	$(PY) -m pytest -m "not gpu and not kafka and not e2e and not slow and not long" $(PYTEST_ARGS)

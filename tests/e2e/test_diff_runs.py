@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.driving import Site, driftlog, going, is_published, leftovers, make_site, up, wait_for_version
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 VERSIONS = 6
 ON_POLICY = (f"run.versions={VERSIONS}", "trainer.max_lag=0", 'generator.batching="group"')

@@ -13,7 +13,7 @@ from tests.e2e.driving import Site, going, wait_for_version, wait_until
 from tests.fakes.prometheus_server import Prometheus, needs_prometheus, prometheus
 from tests.fakes.promql import ALERTS, dashboard_queries
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 SERVICES = ("trainer", "coordinator", "generator-0", "evaluator")
 SETTINGS = (

@@ -11,7 +11,7 @@ from driftlog.run_reading import opened
 from schemas.ledger import StepCompleted
 from tests.e2e.driving import Site, going, kill_service, leftovers, up, wait_for_version
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 OVERLAPS = "trainer.overlap_publication=true"
 
