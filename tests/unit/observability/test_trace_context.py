@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -160,7 +161,10 @@ def test_a_record_that_cannot_be_traced_is_said_and_stops_nobody(caplog: pytest.
     assert "record_not_traced" in [record.message for record in caplog.records]
 
 
-def test_a_collector_without_the_extra_packages_is_a_mistake_of_the_configuration() -> None:
+def test_a_collector_without_the_extra_packages_is_a_mistake_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"driftlog\[otel\]"):
         otlp_exporter("http://localhost:4318/v1/traces")
 
