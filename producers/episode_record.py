@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from infra.ports import Completion, Reward
-from schemas.trajectory import Segment
+from schemas.trajectory import Segment, add_segment
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +56,8 @@ class EpisodeRecord:
         self.logprobs += completion.logprobs.tolist()
         self.loss_mask += [True] * len(completion.token_ids) if sampled is None else sampled.tolist()
         for segment in completion.segments:
-            self._add_segment(segment)
+            length, self.opening_tokens = segment.length + self.opening_tokens, 0
+            add_segment(self.segments, version=segment.version, length=length, proof=segment.proof)
         self.texts.append(completion.text or "")
         self.shown.append(self.texts[-1])
         self.finish_reason = completion.finish_reason
@@ -75,7 +76,7 @@ class EpisodeRecord:
             self.opening_tokens += count
         elif count:
             last = self.segments[-1]
-            self.segments[-1] = Segment(version=last.version, length=last.length + count, proof=last.proof)
+            add_segment(self.segments, version=last.version, length=count, proof=last.proof)
 
     def completion(self, reward: Reward) -> Completion:
         """The whole episode as one completion."""
@@ -93,11 +94,3 @@ class EpisodeRecord:
             finished_at_us=self.finished_at_us,
             reward=reward,
         )
-
-    def _add_segment(self, new: Segment) -> None:
-        length = new.length + self.opening_tokens
-        self.opening_tokens = 0
-        last = self.segments[-1] if self.segments else None
-        if last is not None and (last.version, last.proof) == (new.version, new.proof):
-            length += self.segments.pop().length
-        self.segments.append(Segment(version=new.version, length=length, proof=new.proof))

@@ -53,6 +53,29 @@ class Sampling:
     """processed: under the distribution sampled from, after temperature and transforms"""
 
 
+NEUTRAL = Sampling()
+_UNMODELLED = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "min_tokens", "logprobs_mode",
+)  # fmt: skip
+
+
+def unmodelled_transform(sampling: Sampling) -> str:
+    """The first setting that changes the distribution in a way the trainer does not model; empty when there is none.
+
+    A truncated support or a penalty that the trainer does not apply: the sampled log-probabilities would be of a
+    distribution that the trainer's are not. Temperature is applied alike on both sides."""
+    return next((name for name in _UNMODELLED if getattr(sampling, name) != getattr(NEUTRAL, name)), "")
+
+
+def add_segment(segments: list[Segment], *, version: int, length: int, proof: int) -> None:
+    """Add tokens to the segments of a row: to the last one where it has this version and proof, else as a new one."""
+    last = segments[-1] if segments else None
+    if last is not None and (last.version, last.proof) == (version, proof):
+        length += segments.pop().length
+    segments.append(Segment(version=version, length=length, proof=proof))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
     """What besides the weights decides a log-probability; compared part by part with the trainer's own."""

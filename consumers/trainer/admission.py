@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
-from schemas.trajectory import Fingerprint, Sampling, Trajectory
+from schemas.trajectory import Fingerprint, Sampling, Trajectory, unmodelled_transform
 
 _NUMBERS = ("dtype", "engine", "engine_version")
 """parts of a fingerprint that change log-probabilities a little; the tokenizer changes what they are of"""
@@ -135,21 +135,9 @@ def support_mismatch(sampling: Sampling, tokenizer_digest: str, own_tokenizer_di
     """
     if tokenizer_digest != own_tokenizer_digest:
         return f"tokenizer {tokenizer_digest[:12]} is not the trainer's {own_tokenizer_digest[:12]}"
-    neutral: Mapping[str, object] = {
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": (),
-        "min_tokens": 0,
-        "logprobs_mode": "processed",
-    }
-    for name, value in neutral.items():
-        actual = getattr(sampling, name)
-        if actual != value:
-            return f"{name}={actual} changes the distribution in a way the trainer does not model"
+    name = unmodelled_transform(sampling)
+    if name:
+        return f"{name}={getattr(sampling, name)} changes the distribution in a way the trainer does not model"
     if sampling.temperature <= 0:
         return f"temperature={sampling.temperature} (greedy) is not trainable"
     return ""

@@ -21,8 +21,9 @@ import torch
 from infra.model import DTYPES, Policy, apply_weights, check_static_files, library_versions
 from infra.model_adapter import load_served, serving_tensors
 from infra.ports import Clock, Completion, EngineRequest
-from producers.engines.hf_batching import RowState, RunningBatch, greedy_rows, score_sequences, start_rows
+from producers.engines.hf_batching import RunningBatch, greedy_rows, score_sequences, start_rows
 from producers.engines.hf_sampling import check_sampling
+from producers.engines.members import completions
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, UsageError
 
 _NO_PROOF = -1
@@ -97,7 +98,8 @@ class HfEngine:
         finished = self._batch.step(version, proof)
         if not self._batch.rows:
             self._batch = None
-        return self._completions(policy, finished)
+        decode = policy.decode_all if self._settings.decode_text else None
+        return completions(finished, decode, self._clock.now_us())
 
     def busy(self) -> bool:
         """Something is queued or running."""
@@ -223,29 +225,6 @@ class HfEngine:
             return rows + len(other.members) <= self._settings.max_batch_sequences
         one_by_one = first.member is not None and other.member is not None
         return one_by_one and first.request.group_id == other.request.group_id
-
-    def _completions(self, policy: Policy, rows: Sequence[RowState]) -> list[Completion]:
-        if not rows:
-            return []
-        now_us = self._clock.now_us()
-        texts: list[str | None] = [None] * len(rows)
-        if self._settings.decode_text:
-            texts = [*policy.decode_all([row.tokens[: -1 if row.stopped() else None] for row in rows])]
-        return [
-            Completion(
-                group_id=row.group_id,
-                index_in_group=row.index_in_group,
-                token_ids=np.asarray(row.tokens, dtype=np.int32),
-                logprobs=np.asarray(row.logprobs, dtype=np.float32),
-                loss_mask=np.ones(len(row.tokens), dtype=np.bool_),
-                segments=tuple(row.segments),
-                finish_reason="stop" if row.stopped() else "length",
-                text=text,
-                started_at_us=row.started_at_us,
-                finished_at_us=now_us,
-            )
-            for row, text in zip(rows, texts, strict=True)
-        ]
 
     def _first_load(self, directory: Path) -> Policy:
         try:

@@ -7,7 +7,7 @@ mask at all, so what a single group computes is the same whatever else the engin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,39 +17,17 @@ import torch
 from infra.model import transformers_module
 from infra.ports import EngineRequest
 from producers.engines.hf_sampling import draw, uniforms
+from producers.engines.members import SampledMember
 from schemas.errors import IllegalState
-from schemas.trajectory import Sampling, Segment
+from schemas.trajectory import Sampling
 
 
 @dataclass(slots=True, kw_only=True)
-class RowState:
-    """One member while it is being sampled."""
+class RowState(SampledMember):
+    """One member with the numbers its tokens are drawn by."""
 
-    group_id: str
-    index_in_group: int
-    prompt: list[int]
-    """and the earlier turns, where there are any"""
-    sampling: Sampling
     uniform: npt.NDArray[np.float64]
     """[most tokens of this row]"""
-    started_at_us: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
-
-    def append(self, token: int, logprob: float, version: int, proof: int) -> None:
-        """Add one sampled token, stamped with the weights that sampled it."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        last = self.segments[-1] if self.segments else None
-        if last is not None and (last.version, last.proof) == (version, proof):
-            self.segments[-1] = Segment(version=version, length=last.length + 1, proof=proof)
-        else:
-            self.segments.append(Segment(version=version, length=1, proof=proof))
-
-    def stopped(self) -> bool:
-        """The last token is a stop token."""
-        return self.tokens[-1] in self.sampling.stop_token_ids
 
     def finished(self) -> bool:
         """Stopped, or out of tokens."""
@@ -126,7 +104,7 @@ class RunningBatch:
         self._sampled += 1
         self._last_B = token_B
         for row, token, logprob in zip(self._rows, token_B.tolist(), logprob_B.tolist(), strict=True):
-            row.append(token, logprob, version, proof)
+            row.take((token,), (logprob,), version, proof)
         finished = [row for row in self._rows if row.finished()]
         if finished:
             self._keep([place for place, row in enumerate(self._rows) if not row.finished()])

@@ -12,10 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from schemas.errors import ConfigError
+from producers.engines.members import refuse_sampling, stream_key
 from schemas.trajectory import Sampling
-
-NEUTRAL = Sampling()
 
 
 def uniforms(
@@ -25,37 +23,14 @@ def uniforms(
 
     Departure from the usual generator objects: an extendable hash has no state to save, restore or share.
     """
-    name = f"{run_seed}/{group_id}/{index}" + (f"/{context_tokens}" if context_tokens else "")
-    key = hashlib.sha256(name.encode()).digest()
+    key = stream_key(run_seed, group_id, index, context_tokens)
     words = np.frombuffer(hashlib.shake_256(key).digest(8 * count), dtype="<u8")
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def check_sampling(sampling: Sampling) -> None:
     """Refuse what this engine does not do; ConfigError names the setting. Nothing is dropped silently."""
-    unsupported = (
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "min_tokens",
-        "logprobs_mode",
-    )
-    for name in unsupported:
-        if getattr(sampling, name) != getattr(NEUTRAL, name):
-            raise ConfigError(
-                f"sampling.{name} = {getattr(sampling, name)!r}: engine hf samples from the whole distribution "
-                f"(only {getattr(NEUTRAL, name)!r}): leave it out"
-            )
-    if not 0.0 <= sampling.temperature < float("inf"):
-        raise ConfigError(
-            f"sampling.temperature = {sampling.temperature}: must be 0 (greedy, evaluation only) or above"
-        )
-    if sampling.max_tokens < 1:
-        raise ConfigError(f"sampling.max_tokens = {sampling.max_tokens}: must be at least 1")
+    refuse_sampling(sampling, ": engine hf samples from the whole distribution")
 
 
 def draw(

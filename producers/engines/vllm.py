@@ -23,8 +23,9 @@ from infra.logs import event
 from infra.model import Policy
 from infra.model_adapter import is_adapter
 from infra.ports import Clock, Completion, EngineRequest
+from producers.engines.members import completions
 from producers.engines.vllm_core import Answer, Ask, VllmCore, log
-from producers.engines.vllm_member import Member, completion, members_of
+from producers.engines.vllm_member import Member, members_of
 from producers.engines.vllm_sampling import check_sampling, greedy_arguments, scoring_arguments
 from producers.engines.vllm_self_test import self_test
 from producers.engines.vllm_settings import VllmEngineSettings
@@ -97,7 +98,8 @@ class VllmEngine:
         if self._can_begin():
             self._begin_waiting()
         done, self._done = self._done, []
-        return self._completions(done)
+        decode = self._policy.decode_all if self._settings.decode_text and self._policy is not None else None
+        return completions(done, decode, self._clock.now_us())
 
     def computes_alone(self) -> bool:
         """True: the service may sleep until it is rung for."""
@@ -313,18 +315,9 @@ class VllmEngine:
         for answer in self._core.take():
             member = self._running.pop(answer.key)
             _check_answer(answer, member)
-            member.take(answer.token_ids, answer.logprobs)
+            member.take(answer.token_ids, answer.logprobs, member.version, member.proof)
             (self._done if member.finished() else unfinished).append(member)
         self._waiting.extendleft(reversed(unfinished))
-
-    def _completions(self, members: Sequence[Member]) -> list[Completion]:
-        if not members:
-            return []
-        texts: list[str | None] = [None] * len(members)
-        if self._settings.decode_text and self._policy is not None:
-            texts = [*self._policy.decode_all([m.tokens[: -1 if m.stopped() else None] for m in members])]
-        now_us = self._clock.now_us()
-        return [completion(member, text, now_us) for member, text in zip(members, texts, strict=True)]
 
     def _whole(self, what: str) -> VllmCore:
         if self._core is None or self._touched:

@@ -7,25 +7,11 @@ that are there already), so what it samples does not depend on its neighbours bu
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.errors import ConfigError
+from producers.engines.members import refuse_sampling, stream_key
 from schemas.trajectory import Sampling
-
-NEUTRAL = Sampling()
-_UNMODELLED = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "logprobs_mode",
-)
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -34,25 +20,12 @@ def check_sampling(sampling: Sampling) -> None:
     vLLM could do all of these, and would give log-probabilities of a distribution that the trainer's scores are
     not of: the ratio would be wrong at every token, and where the support is cut it would not even be bounded.
     """
-    for name in _UNMODELLED:
-        value, neutral = getattr(sampling, name), getattr(NEUTRAL, name)
-        if value != neutral:
-            raise ConfigError(
-                f"sampling.{name} = {value!r} changes the distribution in a way the trainer does not model "
-                f"(only {neutral!r}): leave it out"
-            )
-    if not 0.0 <= sampling.temperature < float("inf"):
-        raise ConfigError(
-            f"sampling.temperature = {sampling.temperature}: must be 0 (greedy, evaluation only) or above"
-        )
-    if sampling.max_tokens < 1:
-        raise ConfigError(f"sampling.max_tokens = {sampling.max_tokens}: must be at least 1")
+    refuse_sampling(sampling, " changes the distribution in a way the trainer does not model")
 
 
 def seed_of(run_seed: int, group_id: str, index: int, tokens_before: int) -> int:
     """The seed of one request: of a member's start (0 tokens before), or of where it goes on."""
-    name = f"{run_seed}/{group_id}/{index}" + (f"/{tokens_before}" if tokens_before else "")
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(stream_key(run_seed, group_id, index, tokens_before)[:8], "big") >> 1
 
 
 def sampling_arguments(sampling: Sampling, *, max_tokens: int, seed: int) -> Mapping[str, Any]:
