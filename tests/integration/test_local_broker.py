@@ -96,10 +96,18 @@ def test_a_broker_that_dies_at_its_start_says_why(kafka_jars: Path, tmp_path: Pa
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_broker.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(local_broker, "_PORT_LIMIT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(EnvironmentMissing, match=f"port {port} is taken"):
             local_broker.start(tmp_path, jars=tmp_path, port=port)
+
+
+def test_a_killed_broker_that_still_listens_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(local_broker.time, "sleep", lambda seconds: server.close())
+        assert local_broker._claim(port) == port
 
 
 def test_without_java_the_error_says_what_to_install_and_what_to_do_instead(
