@@ -100,8 +100,8 @@ class Learner(Protocol):
         """Write model, config, tokenizer, probe, and (unless told otherwise) optimizer and RNG state into an empty
         directory.
 
-        The probe holds the sequences of the last batch whose log-probability moved most (fixed prompts before the
-        first step) with their log-probabilities under the weights being saved."""
+        The probe holds the sequences of the last batch that the step pushed hardest (fixed prompts before the first
+        step) with their log-probabilities under the weights being saved."""
         ...
 
     def copy(self, *, with_state: bool = True) -> LearnerCopy:

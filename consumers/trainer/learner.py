@@ -37,7 +37,7 @@ from consumers.trainer.learner_state import (
 )
 from consumers.trainer.learner_step import Counters, Updater
 from consumers.trainer.policy_forward import ForwardSettings
-from consumers.trainer.probe_selection import ProbeCandidate, probe_candidates
+from consumers.trainer.probe_selection import probe_rows
 from consumers.trainer.probe_writer import Pair, probe_bytes
 from consumers.trainer.ranks import OneRank, Ranks
 from consumers.trainer.ranks_model import RankedModel
@@ -73,7 +73,7 @@ class HfLearner:
         self._reference: RankedModel | None = None
         self._optimizer: Any = None
         self._probe: bytes | None = None
-        self._probe_rows: tuple[ProbeCandidate, ...] = ()
+        self._probe_rows: tuple[Trajectory, ...] = ()
         self._counters = Counters()
         self._reference_version = settings.reference_version
 
@@ -94,7 +94,7 @@ class HfLearner:
         reference_version = self._reference_version
         record = self._train(rows, batch.version_in, batch.depth_in, watch)
         if rows:
-            self._probe_rows = probe_candidates(batch.rows, [record.proximal[place] for place in range(len(rows))])
+            self._probe_rows = probe_rows(batch.rows, [record.proximal[place] for place in range(len(rows))])
         metrics = row_metrics(batch.rows) | update_metrics(record, self._settings, self.fingerprint(), batch.rows)
         metrics["training/optimizer_steps_skipped_total"] = float(self._counters.skipped)
         metrics["training/skipped_in_row"] = float(self._counters.bad_in_row)
@@ -322,8 +322,8 @@ class HfLearner:
             self._probe = probe_bytes(self.vocabulary_size(), self._probe_rows, self._score_pairs)
         return self._probe
 
-    def _score_pairs(self, pairs: Sequence[Pair], temperatures: Sequence[float]) -> list[npt.NDArray[np.float32]]:
-        rows = [sequence_data(pair, temperature) for pair, temperature in zip(pairs, temperatures, strict=True)]
+    def _score_pairs(self, pairs: Sequence[Pair]) -> list[npt.NDArray[np.float32]]:
+        rows = [sequence_data(pair, 1.0) for pair in pairs]
         record = self._score(rows, reference=False)
         return [record.proximal[place] for place in range(len(rows))]
 

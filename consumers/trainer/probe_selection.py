@@ -1,14 +1,13 @@
-"""Which sequences a checkpoint is recognised by: those whose log-probability the last step moved most.
+"""Which sequences a checkpoint is recognised by: those whose log-probability the last step must have moved most.
 
-A probe that cannot tell the new weights from the old proves little, so rows are ranked by movement.
-Before the first step there is nothing to rank: fixed token sequences stand in.
+A probe that cannot tell the new weights from the old proves little, so rows are ranked by the movement to be expected,
+which costs no forward pass. Before the first step there is nothing to rank: fixed token sequences stand in.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,46 +16,31 @@ from consumers.trainer.batch import BatchRow
 from schemas.trajectory import Trajectory
 
 MAX_SEQUENCES = 8
-MAX_CANDIDATES = 32
-"""rows whose movement is measured, in one more forward pass: a quarter of the batch at most, as a pass over all of a
-small batch of a real model would be a third of its training step; up to MAX_SEQUENCES are taken without it"""
 
 FIXED_SEQUENCES = 4
 FIXED_TOKENS = 12
 FIXED_PROMPT = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeCandidate:
-    """A row of the last step, and what the weights before the step said of it."""
+def probe_rows(rows: Sequence[BatchRow], proximal: Sequence[npt.NDArray[np.float32]]) -> tuple[Trajectory, ...]:
+    """At most MAX_SEQUENCES, each token sequence once, those first that the step pushed hardest.
 
-    row: BatchRow
-    proximal: npt.NDArray[np.float32]
-    """[T] at the row's temperature"""
-
-
-def probe_candidates(
-    rows: Sequence[BatchRow], proximal: Sequence[npt.NDArray[np.float32]]
-) -> tuple[ProbeCandidate, ...]:
-    """The rows the step pushed hardest (|advantage| x weight x tokens), each token sequence once."""
+    The gradient of a token's log-probability by the logits grows with 1 - p, so a row's push is
+    |advantage| x weight x the sum of 1 - p over the tokens that count, p under the weights before the step
+    (`proximal`: their logarithms [T] by row, at the row's temperature)."""
 
     def push(place: int) -> float:
         row = rows[place]
-        return abs(row.advantage) * row.weight * float(row.trajectory.loss_mask.sum())
+        open_T = (1.0 - np.exp(np.minimum(proximal[place], 0.0))) * row.trajectory.loss_mask
+        return abs(row.advantage) * row.weight * float(open_T.sum())
 
-    limit = max(MAX_SEQUENCES, min(MAX_CANDIDATES, len(rows) // 4))
-    chosen: dict[tuple[bytes, bytes], int] = {}
-    for place in sorted(range(len(rows)), key=lambda place: (-push(place), place)):
-        if len(chosen) == limit:
+    pushes = [push(place) for place in range(len(rows))]
+    chosen: dict[tuple[bytes, bytes], Trajectory] = {}
+    for place in sorted(range(len(rows)), key=lambda place: (-pushes[place], place)):
+        if len(chosen) == MAX_SEQUENCES:
             break
-        chosen.setdefault(_identity(rows[place].trajectory), place)
-    return tuple(ProbeCandidate(row=rows[place], proximal=proximal[place]) for place in chosen.values())
-
-
-def most_moved(candidates: Sequence[ProbeCandidate], current: Sequence[npt.NDArray[np.float32]]) -> tuple[int, ...]:
-    """Places of the candidates with the largest |current - proximal| at any token, largest first."""
-    moved = [float(np.abs(now - candidate.proximal).max()) for candidate, now in zip(candidates, current, strict=True)]
-    return tuple(sorted(range(len(moved)), key=lambda place: (-moved[place], place))[:MAX_SEQUENCES])
+        chosen.setdefault(_identity(rows[place].trajectory), rows[place].trajectory)
+    return tuple(chosen.values())
 
 
 def fixed_sequences(vocabulary_size: int) -> tuple[tuple[int, ...], ...]:

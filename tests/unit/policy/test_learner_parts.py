@@ -16,7 +16,7 @@ from consumers.objective.options import CorrectionKind, Objective
 from consumers.objective.settings import ObjectiveSettings
 from consumers.trainer.learner_settings import LearnerSettings, learning_rate_at
 from consumers.trainer.policy_forward import ForwardSettings, score_rows
-from consumers.trainer.probe_selection import fixed_sequences, most_moved, probe_candidates
+from consumers.trainer.probe_selection import fixed_sequences, probe_rows
 from consumers.trainer.tensors import pack, pack_sequences, row_data, row_tokens, split_by_budget, split_minibatches
 from infra.model import load_policy
 from infra.ports import Completion
@@ -137,29 +137,37 @@ def test_scores_do_not_depend_on_how_a_row_is_padded() -> None:
         assert torch.allclose(expected, alone[0], atol=1e-5)
 
 
-def test_the_probe_takes_the_rows_that_moved_most_and_each_sequence_once() -> None:
+def test_the_probe_takes_the_rows_that_were_pushed_hardest_and_each_sequence_once() -> None:
     request = request_of(load_policy(tiny_directory()), "1,2=3:")
     completions = [completion([5, 6, 0], 0), completion([5, 6, 0], 1), completion([7, 0], 2), completion([8, 0], 3)]
-    rows = batch_of([request], completions, advantage=lambda place: (1.0, 1.0, 0.5, 0.0)[place]).rows
-    proximal = [np.zeros(len(row.trajectory.token_ids), dtype=np.float32) for row in rows]
+    rows = batch_of([request], completions, advantage=lambda place: (0.5, 0.5, -1.0, 0.6)[place]).rows
+    half = np.log(np.float32(0.5))
+    proximal = [np.full(len(row.trajectory.token_ids), half, dtype=np.float32) for row in rows]
 
-    candidates = probe_candidates(rows, proximal)
+    # 0.5 x 1.5 open tokens, the same sequence again, 1.0 x 1, 0.6 x 1
+    assert [row.index_in_group for row in probe_rows(rows, proximal)] == [2, 0, 3]
+    # What is certain cannot move much, however large its advantage is.
+    proximal[2] = np.full(2, np.log(np.float32(0.999)), dtype=np.float32)
+    assert [row.index_in_group for row in probe_rows(rows, proximal)] == [0, 3, 2]
 
-    assert [candidate.row.trajectory.index_in_group for candidate in candidates] == [0, 2, 3]
-    moved = [np.array([0.1, 0, 0]), np.array([0.0, -0.5]), np.array([0.2, 0])]
-    assert most_moved(candidates, [values.astype(np.float32) for values in moved]) == (1, 2, 0)
+
+def test_tokens_that_do_not_count_push_nothing() -> None:
+    request = request_of(load_policy(tiny_directory()), "1,2=3:")
+    rows = list(batch_of([request], [completion([5, 6, 0], 0), completion([7, 0], 1)], advantage=lambda _: 1.0).rows)
+    masked = np.array([True, False, False])
+    rows[0] = replace(rows[0], trajectory=replace(rows[0].trajectory, loss_mask=masked))
+    proximal = [np.array([-1.0, 0.0, 0.0], dtype=np.float32), np.array([-1.0, -1.0], dtype=np.float32)]
+
+    assert [row.index_in_group for row in probe_rows(rows, proximal)] == [1, 0]
 
 
-@pytest.mark.parametrize(("count", "expected"), [(6, 6), (12, 8), (60, 15), (140, 32)])
-def test_probes_and_candidates_are_bounded_by_the_batch_too(count: int, expected: int) -> None:
+@pytest.mark.parametrize(("count", "expected"), [(6, 6), (12, 8), (140, 8)])
+def test_the_probe_is_bounded(count: int, expected: int) -> None:
     request = request_of(load_policy(tiny_directory()), "1,2=3:")
     rows = batch_of([request], [completion([1 + n % 19, 1 + n // 19, 0], n) for n in range(count)]).rows
-    proximal = [np.zeros(3, dtype=np.float32) for _ in rows]
+    proximal = [np.full(3, -1.0, dtype=np.float32) for _ in rows]
 
-    candidates = probe_candidates(rows, proximal)
-
-    assert len(candidates) == expected
-    assert len(most_moved(candidates, [c.proximal for c in candidates])) == min(8, expected)
+    assert len(probe_rows(rows, proximal)) == expected
     assert all(row_tokens(row_data(row)) == 9 for row in rows)
 
 
