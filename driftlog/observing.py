@@ -156,12 +156,16 @@ class Observing:
 
         offsets: KafkaOffsets | None = None
         while not self._closing.is_set():
+            asked_us = self._clock.now_us()
+            ends: Mapping[tuple[str, int], int] | None = None
             try:
                 offsets = offsets or KafkaOffsets(kafka)
                 places = meter.positions()
-                meter.lag(offsets.stable_ends(places) if places else {})
+                ends = offsets.stable_ends(places) if places else {}
             except DriftlogError:  # the service meets it too, and says so
-                meter.lag(None)
+                pass
+            meter.lag(ends)
+            self._pulse.broker(answered=ends is not None, asked_us=asked_us)
             self._closing.wait(LAG_S)
         if offsets is not None:
             offsets.close()

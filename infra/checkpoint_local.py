@@ -18,6 +18,7 @@ from infra.checkpoint_files import (
     StoreLimits,
     fsync_path,
     is_plain_name,
+    read_manifest,
     reading,
     verify,
 )
@@ -98,6 +99,12 @@ class LocalTree:
     def attempts(self, run: str) -> Sequence[str]:
         """Attempt ids of complete directories."""
         return sorted(path.name for path in self._directories(run) if (path / MANIFEST_NAME).is_file())
+
+    def look_at(self, address: Address) -> tuple[str, bytes]:
+        """Path of the directory, bytes of its manifest."""
+        directory = self._directory(address)
+        with reading(address.manifest_uri):
+            return str(directory), read_manifest(directory / MANIFEST_NAME, address, self._limits)
 
     def free_bytes(self, address: Address) -> int | None:
         """Free for us on the target's file system."""

@@ -50,3 +50,8 @@ class CheckpointStore(Protocol):
     def attempts(self) -> Sequence[str]:
         """Attempt ids of complete directories of this run."""
         ...
+
+    def look_at(self, attempt_id: str) -> tuple[str, Manifest]:
+        """Where a complete directory of this run lies (a path or a url), and its manifest as it lies there: it is
+        read, nothing is verified. CheckpointMissing, CheckpointInvalid."""
+        ...

@@ -49,6 +49,7 @@ class _Tree(Protocol):
     def retrieve(self, address: Address, manifest_sha256: str) -> tuple[Path, Manifest]: ...
     def remove(self, address: Address) -> None: ...
     def attempts(self, run: str) -> Sequence[str]: ...
+    def look_at(self, address: Address) -> tuple[str, bytes]: ...
     def free_bytes(self, address: Address) -> int | None: ...
     def size_hint(self, run: str) -> int: ...
     def collect(self, run: str, keep: Collection[str], *, older_than_s: float, at_most: int) -> Sequence[str]: ...
@@ -129,6 +130,15 @@ class FsspecCheckpointStore:
     def attempts(self) -> Sequence[str]:
         """Attempt ids of complete directories of this run, sorted."""
         return self._tree.attempts(self._run)
+
+    def look_at(self, attempt_id: str) -> tuple[str, Manifest]:
+        """Where one of them lies, and its manifest as it lies there."""
+        address = Address(run=self._run, attempt_id=files.check_attempt_id(attempt_id))
+        place, data = self._tree.look_at(address)
+        try:
+            return place, decode_manifest(data)
+        except CheckpointInvalid as error:
+            raise CheckpointInvalid(f"{place}: {error}") from error
 
     def collect_garbage(
         self, keep_uris: Collection[str], *, grace_s: float, now_us: int, at_most: int
@@ -235,6 +245,9 @@ class _RemoteTree:
                 found.append(name)
         return sorted(found)
 
+    def look_at(self, address: Address) -> tuple[str, bytes]:
+        return str(self._fs.unstrip_protocol(self._url(address))), self._manifest(address)
+
     def free_bytes(self, address: Address) -> int | None:
         """Of the staging disk: the store's own room is its owner's business."""
         return shutil.disk_usage(self._cache).free if self._cache.is_dir() else None
@@ -256,10 +269,7 @@ class _RemoteTree:
         return removed
 
     def _download(self, address: Address, manifest_sha256: str, target: Path) -> Manifest:
-        with _remote(address.manifest_uri):
-            self._fs.invalidate_cache()
-            with self._fs.open(self._url(address, MANIFEST_NAME), "rb") as source:
-                data: bytes = source.read(self._limits.max_manifest_bytes + 1)
+        data = self._manifest(address)
         manifest = decode_manifest(data, manifest_sha256)
         files.check_manifest(manifest, address, self._limits)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -283,6 +293,14 @@ class _RemoteTree:
                 ) from error
             raise
         return manifest
+
+    def _manifest(self, address: Address) -> bytes:
+        """One byte more than the limit at most: that much is never a manifest of ours."""
+        with _remote(address.manifest_uri):
+            self._fs.invalidate_cache()
+            with self._fs.open(self._url(address, MANIFEST_NAME), "rb") as source:
+                data: bytes = source.read(self._limits.max_manifest_bytes + 1)
+        return data
 
     def _copy(self, url: str, path: Path, entry: ManifestFile, address: Address) -> None:
         """Download one file, hashing on the way, never more than the manifest says plus one byte."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
@@ -29,19 +30,36 @@ _CLOSE_LIMIT_S = 5.0
 
 
 class Pulse:
-    """Whether the loop of a service still turns. State: when it did last."""
+    """Whether the loop of a service still turns, and whether its broker answers. State: when it did; since when not.
+
+    The verdict is the loop's alone: a service waits for a broker that is away, and starting it again would not help."""
 
     def __init__(self, limit_s: float, started_s: float) -> None:
         self._limit_s = limit_s
         self._turned_s = started_s
         self._turns = False
+        self._unreachable_since_us: int | None = None
 
     def turned(self, now_s: float) -> None:
         """It did; monotonic seconds."""
         self._turned_s, self._turns = now_s, True
 
+    def broker(self, *, answered: bool, asked_us: int) -> None:
+        """The broker was asked something then, by the wall clock."""
+        if answered:
+            self._unreachable_since_us = None
+        elif self._unreachable_since_us is None:
+            self._unreachable_since_us = asked_us
+
     def verdict(self, now_s: float) -> tuple[bool, str]:
         """(healthy, why)."""
+        healthy, words = self._loop(now_s)
+        since_us = self._unreachable_since_us
+        if since_us is not None:
+            words += f"; broker unreachable since {datetime.fromtimestamp(since_us // 1_000_000, UTC).isoformat()}"
+        return healthy, words
+
+    def _loop(self, now_s: float) -> tuple[bool, str]:
         age_s = max(0.0, now_s - self._turned_s)
         if not self._turns:
             return False, "the service prepares itself: its loop has not begun"

@@ -14,7 +14,7 @@ from pathlib import Path
 from consumers.trainer.batch import Learner
 from infra.ports import CheckpointStore, Clock
 from schemas.checkpoint import Manifest
-from schemas.errors import CheckpointMissing, IllegalState
+from schemas.errors import CheckpointMissing, EnvironmentMissing, IllegalState
 from schemas.ids import RunId
 from schemas.policy_events import VersionPublished
 
@@ -58,6 +58,23 @@ class Publication:
         """seconds the last save took"""
         self.last_phase_s: Mapping[str, float] = {}
         """and where the last one that came to its end spent them"""
+
+    def require_untrained(self) -> None:
+        """This is the rule that keeps an empty log (a broker that was lost and made anew) from beginning a run over the
+        checkpoints of one: garbage rounds would take them for leftovers. EnvironmentMissing says what is there.
+
+        A first attempt that died before its commit leaves version 0 only, and that was trained from nothing."""
+        looks = [self._store.look_at(attempt_id) for attempt_id in self._store.attempts()]
+        trained = [(manifest.optimizer_step, place) for place, manifest in looks if manifest.parent is not None]
+        if not trained:
+            return
+        optimizer_step, place = max(trained)
+        raise EnvironmentMissing(
+            f"the log has no record of run {self._run!r}, but the checkpoint store has trained versions of it: "
+            f"{len(trained)}, the furthest (optimizer step {optimizer_step}) in {place}. The broker has lost the run, "
+            "and one begun anew would remove them as garbage. Bring the broker's data back; or go on from one of them "
+            f"under another name: --run NAME --set model.init={place}; or move this run's directory out of the store"
+        )
 
     def publish(
         self, *, version: int, parent: int | None, depth: int, oldest_open_request: int, with_state: bool = True

@@ -95,7 +95,15 @@ class TrainerService:
     def step(self) -> bool:
         """Do one bounded piece of work; False when there was nothing to do.
 
-        Raises Fenced (a newer trainer runs: exit 3), IllegalState (log and store disagree: stop)."""
+        Raises Fenced (a newer trainer runs: exit 3), IllegalState (log and store disagree: stop).
+        EnvironmentMissing (the broker lost a run whose checkpoints are there: stop)."""
+        self._p.step_maker.resume()
+        worked = self._work()
+        if not worked:
+            self._p.step_maker.rest()
+        return worked
+
+    def _work(self) -> bool:
         try:
             if self.phase is Phase.RECOVERING:
                 return self._recover()
@@ -151,6 +159,7 @@ class TrainerService:
 
     def _begin_run(self) -> None:
         """The first transaction of a run: RunStarted, version 0, the first requests."""
+        self._p.publication.require_untrained()
         partitions = range(TOPICS[TopicName.TRAJECTORIES].partitions)
         empty = {partition: PartitionProgress(next_offset=0) for partition in partitions}
         desk = self._start_desk(Position(open_groups=(), next_request=0, prompt_cursor=0, partitions=empty))

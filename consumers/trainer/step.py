@@ -73,11 +73,23 @@ class StepMaker:
         self._penalties = penalties
         self._last_end_s = clock.monotonic_s()
         self._train_s = 0.0
+        self._waited_s = 0.0
+        self._resting_since_s: float | None = None
 
     @property
     def age_weights(self) -> AgeWeights:
         """How a row's weight follows from its lag."""
         return self._age_weights
+
+    def rest(self) -> None:
+        """There is nothing to do: the service waits from now on, for groups or for its own publication."""
+        self._resting_since_s = self._clock.monotonic_s()
+
+    def resume(self) -> None:
+        """It looks again."""
+        if self._resting_since_s is not None:
+            self._waited_s += self._clock.monotonic_s() - self._resting_since_s
+            self._resting_since_s = None
 
     def prepare(
         self,
@@ -177,6 +189,7 @@ class StepMaker:
         now_s = self._clock.monotonic_s()
         now_us = self._clock.now_us()
         whole_s, self._last_end_s = now_s - self._last_end_s, now_s
+        waited_s, self._waited_s = self._waited_s, 0.0
         measured = batch_metrics(
             prepared.batch.rows,
             prepared.groups,
@@ -187,8 +200,7 @@ class StepMaker:
         )
         metrics = {**outcome.metrics, **measured, **drop_metrics(decisions)}
         metrics["skipped_step"] = float(outcome.skipped)
-        busy_s = prepared.batch_s + self._train_s + publish_s
-        metrics["trainer/idle_fraction"] = max(0.0, 1.0 - busy_s / whole_s) if whole_s > 0 else 0.0
+        metrics["trainer/idle_fraction"] = min(1.0, waited_s / whole_s) if whole_s > 0 else 0.0
         if behind_s is not None:
             metrics["trainer/publication_behind_seconds"] = behind_s
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
@@ -210,6 +222,7 @@ class StepMaker:
                 "train": self._train_s,
                 "checkpoint": publish_s,
                 **{f"checkpoint_{name}": seconds for name, seconds in (checkpoint_phase_s or {}).items()},
+                "waiting": waited_s,
                 "whole": whole_s,
             },
             rng_digest=outcome.rng_digest,

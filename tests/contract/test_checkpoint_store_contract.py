@@ -137,6 +137,20 @@ def test_a_directory_without_manifest_is_not_there(place: Place) -> None:
         place.store.fetch("demo/a1/manifest.json", "00")
 
 
+def test_a_look_says_where_a_directory_lies_and_reads_its_manifest_and_nothing_else(place: Place) -> None:
+    place.store.save("a1", write_checkpoint, manifest_for("a1"))
+    place.overwrite(f"demo/a1/{WEIGHTS_NAME}", b"torn")
+
+    where, manifest = place.open_again().look_at("a1")
+
+    assert where.endswith("/demo/a1")
+    assert (manifest.attempt_id, len(manifest.files)) == ("a1", 3)
+    with pytest.raises(CheckpointMissing, match="demo/a2/manifest.json"):
+        place.store.look_at("a2")
+    with pytest.raises(ValueError, match="attempt id"):
+        place.store.look_at("../a1")
+
+
 def test_a_second_save_of_the_same_attempt_is_refused_and_changes_nothing(place: Place) -> None:
     saved = place.store.save("a1", write_checkpoint, manifest_for("a1"))
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +36,7 @@ from tests.fakes.secured_broker import ADMIN, NOBODY, SecuredBroker, password_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.kafka]
 RUN = RunId("secured")
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 20.0
 """generous: a refusal takes a third of a second where nobody else works"""
 
@@ -231,6 +235,32 @@ def joined(tmp_path: Path) -> None:
     config = load_config(None, [f'run.name="{RUN}"'])
     bootstrap = running_bootstrap(config, RunDirectory(tmp_path, RUN))
     join(config, bootstrap, limit_s=0.0, reopened=True, clock=SystemClock(), pause=threading.Event().wait)
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        (NOBODY, f"has no topic {RUN}."),
+        (Role.READER, f"transactional id {RUN}-coordinator: the broker refuses it"),
+    ],
+    ids=["sees-nothing", "may-only-read"],
+)
+def test_a_service_without_its_rights_ends_with_code_2_and_one_message(
+    secured: SecuredBroker, tmp_path: Path, user: str, words: str
+) -> None:
+    command = ["coordinate", "--run", RUN, "--set", f'run.directory="{tmp_path}"', "--wait-s", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "driftlog", *command],
+        env={**os.environ, **secured.environment(user)}, cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("driftlog: ")]
+    assert done.returncode == 2
+    assert words in said
+    assert "`driftlog acl`" in said
+    assert "Traceback" not in done.stderr
+    assert password_of(user) not in done.stderr
 
 
 # ---------------------------------------------------------------- the command that makes the rules

@@ -154,6 +154,10 @@ class FaultyStore:
         """As the store's."""
         return list(self._store.attempts())
 
+    def look_at(self, attempt_id: str) -> tuple[str, Manifest]:
+        """As the store's."""
+        return self._store.look_at(attempt_id)
+
     def _stamp(self, directory: Path) -> None:
         """Written now, by the clock of this world. A planted bug may have left nothing there."""
         if not directory.is_dir():

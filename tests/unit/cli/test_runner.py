@@ -15,7 +15,7 @@ import pytest
 from infra import runner
 from infra.runner import ExitCode, RingingExecutor, StopSignals, run_service
 from infra.wakeup import Wakeup
-from schemas.errors import ConfigError, DriftlogError, Fenced, IllegalState
+from schemas.errors import ConfigError, DriftlogError, EnvironmentMissing, Fenced, IllegalState
 from tests.fakes.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +96,7 @@ def test_a_service_that_finds_nothing_to_do_waits_and_one_that_works_does_not() 
     ("error", "code"),
     [
         (ConfigError("wrong"), ExitCode.USAGE),
+        (EnvironmentMissing("no right to do that"), ExitCode.USAGE),
         (Fenced("a newer one"), ExitCode.FENCED),
         (IllegalState("contradiction"), ExitCode.FAILED),
         (DriftlogError("anything else"), ExitCode.FAILED),

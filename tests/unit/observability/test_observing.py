@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -13,7 +14,8 @@ from driftlog.observing import Observing, metrics_address, observe
 from driftlog.programs import metrics_words, programs
 from infra.clock import SystemClock
 from infra.config import load_config
-from schemas.errors import ConfigError
+from infra.kafka_clients import KafkaSettings
+from schemas.errors import ConfigError, LogUnavailable
 from tests.fakes.metered_run import samples
 
 CONFIG = load_config(None, ["metrics.port=9000", "generator.workers=2", "evaluation.enabled=true"])
@@ -80,6 +82,58 @@ def test_a_service_answers_from_its_start_and_is_healthy_once_its_loop_turns() -
     assert labels == {"run": "demo", "service": "generator", "worker": "g-7"}
     assert len(observing.taps) == 1
     assert not any(type(handler).__name__ == "CountingHandler" for handler in logging.getLogger().handlers)
+
+
+class Rounds(threading.Event):
+    """Between two questions to the broker: notes what /healthz would say; over after so many."""
+
+    def __init__(self, observing: Observing, rounds: int) -> None:
+        super().__init__()
+        self.observing, self.left, self.said = observing, rounds, list[str]()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.said.append(self.observing._pulse.verdict(SystemClock().monotonic_s())[1])
+        self.left -= 1
+        if not self.left:
+            self.set()
+        return True
+
+
+def test_a_broker_that_does_not_answer_is_said_by_healthz_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = [True, False, False, True]
+
+    class Offsets:
+        def __init__(self, kafka: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def stable_ends(self, places: object) -> dict[tuple[str, int], int]:
+            if not answers.pop(0):
+                raise LogUnavailable("the broker is away")
+            return {("demo.policy", 0): 7}
+
+    class Reader:
+        is_closed = False
+
+        def positions(self) -> dict[tuple[str, int], int]:
+            return {("demo.policy", 0): 5}
+
+    monkeypatch.setattr("infra.kafka_admin.KafkaOffsets", Offsets)
+    with socket.socket() as taken:  # the endpoint itself is not asked
+        taken.bind(("127.0.0.1", 0))
+        observing = Observing(CONFIG, "trainer", taken.getsockname())
+        rounds = Rounds(observing, len(answers))
+        try:
+            assert observing._meter is not None
+            observing.watch(Reader())
+            monkeypatch.setattr(observing, "_closing", rounds)
+            observing._sample_lag(observing._meter, KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+        finally:
+            observing.close()
+
+    away = ["broker unreachable since" in words for words in rounds.said]
+    assert away == [False, True, True, False]
+    assert rounds.said[1].split("since")[1] == rounds.said[2].split("since")[1]
 
 
 def test_a_service_without_a_port_and_without_a_collector_has_nothing_to_show() -> None:

@@ -65,6 +65,25 @@ def test_healthz_follows_the_loop() -> None:
         assert (code, words) == (503, "the loop turned last 70 s ago, at most 60 s are allowed\n")
 
 
+def test_healthz_says_since_when_the_broker_is_away_and_leaves_the_verdict_to_the_loop() -> None:
+    pulse = Pulse(60.0, 0.0)
+    pulse.turned(99.0)
+    with opened(pulse, now_s=100.0) as address:
+        pulse.broker(answered=False, asked_us=1_700_000_000_900_000)
+        pulse.broker(answered=False, asked_us=1_700_000_005_000_000)
+        away = ask(f"{address}/healthz")
+        pulse.turned(30.0)
+        away_and_stuck = ask(f"{address}/healthz")
+        pulse.turned(99.0)
+        pulse.broker(answered=True, asked_us=1_700_000_010_000_000)
+        back = ask(f"{address}/healthz")
+
+    words = "broker unreachable since 2023-11-14T22:13:20+00:00\n"
+    assert away == (200, f"the loop turned 1.0 s ago; {words}")
+    assert away_and_stuck == (503, f"the loop turned last 70 s ago, at most 60 s are allowed; {words}")
+    assert back == (200, "the loop turned 1.0 s ago\n")
+
+
 def test_a_port_that_is_taken_is_said_and_does_not_raise(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
