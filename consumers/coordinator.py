@@ -182,7 +182,10 @@ class CoordinatorService:
             try:
                 beat = decode_heartbeat(record.value)
             except InvalidRecord as error:
-                event(log, "heartbeat_undecodable", level=logging.WARNING, offset=record.offset, reason=str(error))
+                event(
+                    log, "heartbeat_undecodable", level=logging.WARNING, topic=record.topic, partition=record.partition,
+                    offset=record.offset, reason=str(error),
+                )  # fmt: skip
                 continue
             seen = LastSeen(at_us=beat.at_us, offset=record.offset)
             self._leases[(beat.worker, beat.incarnation)] = _Lease(seen, now_s + self._s.lease_s)
@@ -218,7 +221,9 @@ class CoordinatorService:
         current = fold.with_standing(Standing.JOINED) | fold.with_standing(Standing.ADMITTED)
         overdue = {key for key in current if self._leases[key].due_s <= now_s}
         deadline_passed = self._deadline_passed(fold, now_s)
-        suspects: frozenset[object] = frozenset(overdue | ({self._switch_due} if deadline_passed else set()))
+        # Each with its deadline: one who was heard and is overdue again is judged by ends taken after the new deadline.
+        suspects: frozenset[object] = frozenset((key, self._leases[key].due_s) for key in overdue)
+        suspects |= {self._switch_due} if deadline_passed else frozenset()
         certain = self._is_certain(suspects)
         return Timeouts(
             expired={key: self._leases[key].seen for key in overdue} if certain else {},

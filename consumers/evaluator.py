@@ -176,7 +176,10 @@ class EvaluatorService:
             try:
                 rows = decode_evaluation(record.value, record.headers)
             except InvalidRecord as error:
-                event(log, "evaluation_undecodable", level=logging.WARNING, offset=record.offset, reason=str(error))
+                event(
+                    log, "evaluation_undecodable", level=logging.WARNING, topic=record.topic,
+                    partition=record.partition, offset=record.offset, reason=str(error),
+                )  # fmt: skip
                 continue
             self.evaluated.update(row.version for row in rows)
         return bool(records)

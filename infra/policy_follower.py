@@ -41,11 +41,17 @@ class PolicyFollower:
             except InvalidRecord as error:
                 self.undecodable += 1
                 self.fold.skip_to(record.offset + 1)
-                event(log, "policy_record_undecodable", offset=record.offset, reason=str(error))
+                event(
+                    log, "policy_record_undecodable", topic=record.topic, partition=record.partition,
+                    offset=record.offset, reason=str(error),
+                )  # fmt: skip
                 continue
             void = self.fold.apply(record.offset, policy_event)
             if void is not None:
-                event(log, "policy_event_void", offset=void.offset, type=void.type, reason=void.reason)
+                event(
+                    log, "policy_event_void", topic=record.topic, partition=record.partition, offset=void.offset,
+                    type=void.type, reason=void.reason,
+                )  # fmt: skip
             folded.append((record.offset, policy_event, void is not None))
         self.fold.skip_to(self._reader.positions()[(self._topic, 0)])
         if folded and self.fold.newest is not None:

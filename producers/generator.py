@@ -90,6 +90,7 @@ class GeneratorService:
         self._s = settings
         self._p = ports
         self._policy_topic = topic(settings.run, TopicName.POLICY)
+        self._prompts_topic = topic(settings.run, TopicName.PROMPTS)
         identity = ports.engine.identity()
         self._fingerprint = Fingerprint(
             tokenizer_digest=identity["tokenizer_digest"],
@@ -276,7 +277,7 @@ class GeneratorService:
         if starting:
             self._beat()  # claims stand in the heartbeat before generation starts
         for group in starting:
-            _say("group_started", group, held)
+            _say("group_started", group, held, self._prompts_topic)
             self._p.engine.submit(EngineRequest(request=group.request, rng_seed=self._s.seed))
         return bool(starting)
 
@@ -316,7 +317,7 @@ class GeneratorService:
                 now_us=self._p.clock.now_us(),
             )
             self._outbox.put((group.partition, group.offset), rows, group.request.traceparent)
-            _say("group_sampled", group, self.weights.held)
+            _say("group_sampled", group, self.weights.held, self._prompts_topic)
             self._pulse.count_group()
         return bool(scored)
 
@@ -364,11 +365,11 @@ class GeneratorService:
             return NotSent(error)
 
 
-def _say(name: str, group: ClaimedGroup, version: int | None) -> None:
+def _say(name: str, group: ClaimedGroup, version: int | None, prompts: str) -> None:
     """One line of a group's way, with the place and the trace of its request. DEBUG: there are thousands."""
     if log.isEnabledFor(logging.DEBUG):
         request = group.request
         event(
-            log, name, level=logging.DEBUG, group=request.group_id, partition=group.partition, offset=group.offset,
-            policy_version=version, trace=trace_id_of(request.traceparent),
+            log, name, level=logging.DEBUG, group=request.group_id, topic=prompts, partition=group.partition,
+            offset=group.offset, policy_version=version, trace=trace_id_of(request.traceparent),
         )  # fmt: skip

@@ -139,13 +139,9 @@ class Intake:
     def _give_up(self, record: Record, error: InvalidRecord) -> None:
         """To the dead letters with its original bytes; it counts as finished only once that is handed over."""
         event(
-            log,
-            "request_given_up",
-            level=logging.WARNING,
-            partition=record.partition,
-            offset=record.offset,
-            reason=str(error),
-        )
+            log, "request_given_up", level=logging.WARNING, topic=record.topic, partition=record.partition,
+            offset=record.offset, reason=str(error),
+        )  # fmt: skip
         headers = dead_letter_headers(
             record.headers, topic=record.topic, partition=record.partition, offset=record.offset, error=error
         )
@@ -155,8 +151,8 @@ class Intake:
         except LogError as failure:
             # Not finished: the next owner of the partition finds it again.
             event(
-                log, "dead_letter_not_sent", level=logging.WARNING, partition=record.partition, offset=record.offset,
-                reason=str(failure),
+                log, "dead_letter_not_sent", level=logging.WARNING, topic=record.topic, partition=record.partition,
+                offset=record.offset, reason=str(failure),
             )  # fmt: skip
             return
         self._claims.finish(record.partition, record.offset)

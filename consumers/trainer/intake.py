@@ -50,13 +50,9 @@ class Intake:
                 rows = decode_group(record.value, record.headers, self._s.limits)
             except InvalidRecord as error:
                 event(
-                    log,
-                    "poison_record",
-                    level=logging.WARNING,
-                    partition=record.partition,
-                    offset=record.offset,
-                    reason=str(error),
-                )
+                    log, "poison_record", level=logging.WARNING, topic=record.topic, partition=record.partition,
+                    offset=record.offset, reason=str(error),
+                )  # fmt: skip
                 desk.take_poison(record, error, self._p.clock.now_us())
             else:
                 if decided:
@@ -70,7 +66,8 @@ class Intake:
         for (topic, partition), first in sorted(missing.first.items()):
             lost = desk.step_over(topic, partition, first)
             self._p.trajectories.seek(topic, partition, first)
-            event(log, "range_lost", level=logging.WARNING, place=f"{topic}[{partition}]", lost=lost, goes_on_at=first)
+            # offset: where it goes on.
+            event(log, "range_lost", level=logging.WARNING, topic=topic, partition=partition, offset=first, lost=lost)
 
     def read_dead_letters(self, desk: Desk) -> None:
         """A worker found a request in the last words of dead workers: its group is decided `poison_prompt`."""

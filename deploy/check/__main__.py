@@ -26,6 +26,7 @@ DEFAULTS = ROOT / ".env"
 GPU = ROOT / "deploy" / "gpu.env"
 SEVERAL_EXAMPLE = {
     "DRIFTLOG_IMAGE": "registry.example/driftlog/cpu:0.1.0",
+    "DRIFTLOG_GPU_IMAGE": "registry.example/driftlog/gpu:0.1.0",
     "DRIFTLOG_BROKERS": "broker-1.example:9093,broker-2.example:9093",
     "DRIFTLOG_KAFKA_USER": "trainer",
     "DRIFTLOG_MLFLOW": "https://mlflow.example",
@@ -41,7 +42,9 @@ def static_findings() -> list[str]:
     """What the rules find, under every set of variables the project ships."""
     found = [*findings(read_compose(COMPOSE, read_env_file(DEFAULTS))), *findings(read_compose(COMPOSE, {}))]
     found += findings(read_compose(COMPOSE, read_env_file(GPU)))
-    found += findings(read_compose(SEVERAL, SEVERAL_EXAMPLE))
+    without_gpu = {name: value for name, value in SEVERAL_EXAMPLE.items() if name != "DRIFTLOG_GPU_IMAGE"}
+    for example in (SEVERAL_EXAMPLE, without_gpu):
+        found += findings(read_compose(SEVERAL, example))
     return sorted(set(found))
 
 

@@ -97,6 +97,11 @@ class Service:
         return self.target in ("cpu", "gpu") or "driftlog/cpu" in image or "driftlog/gpu" in image
 
     @property
+    def is_for_gpu(self) -> bool:
+        """Its image is the one with vLLM."""
+        return self.target == "gpu" or "driftlog/gpu" in str(self.raw.get("image", ""))
+
+    @property
     def replicas(self) -> int:
         """How many containers."""
         return int(self.raw.get("deploy", {}).get("replicas", 1))

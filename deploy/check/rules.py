@@ -25,6 +25,7 @@ RUNS = "/var/lib/driftlog/runs"
 WRITERS = frozenset({"prepare", "train", "coordinate", "status"})
 """verbs whose container may write what a run keeps; status: the container for commands by hand"""
 ONE_SHOT = frozenset({"prepare", "status"})
+PIPELINE = ("prepare", "coordinate", "project", "evaluate", "train", "generate")
 NOT_ASKABLE = frozenset({"kafka-exporter"})
 """its image has no program that could ask it"""
 _ADDRESS = re.compile(r"(?<![\w.-])([a-z][a-z0-9-]*):(\d{2,5})(?!\d)")
@@ -223,6 +224,48 @@ def logs_are_bounded(compose: Compose) -> Iterator[str]:
             yield f"{service.name}: its log grows without a bound (logging.options.max-size)"
 
 
+def the_pipeline_is_whole(compose: Compose) -> Iterator[str]:
+    """Some service runs each command that a run needs."""
+    there = {service.command[0] for service in compose.services.values() if service.is_ours and service.command}
+    for verb in PIPELINE:
+        if verb not in there:
+            yield f"services: none runs driftlog {verb}"
+
+
+def accelerators(compose: Compose) -> Iterator[str]:
+    """What runs on the image for accelerators reserves one, with shared memory; nobody else holds one."""
+    for service in compose.services.values():
+        resources = service.raw.get("deploy", {}).get("resources", {})
+        reserved = "gpu" in str(resources.get("reservations", {}).get("devices", ""))
+        if service.is_for_gpu and not reserved:
+            yield f"{service.name}: its image is for accelerators, and it reserves none"
+        if reserved and not service.is_for_gpu:
+            yield f"{service.name}: reserves an accelerator, which its image cannot use"
+        if service.is_for_gpu and "shm_size" not in service.raw:
+            yield f"{service.name}: no shm_size: 64 MB of shared memory is too little for its engine"
+
+
+def metrics_can_be_asked(compose: Compose) -> Iterator[str]:
+    """Numbers have a reader: a Prometheus of the file, or a port of the host, one for each container of a profile."""
+    if any("prom/prometheus" in str(service.raw.get("image")) for service in compose.services.values()):
+        return
+    taken: dict[tuple[str, int], str] = {}
+    for service in compose.services.values():
+        port = service.environment.get("DRIFTLOG_METRICS_PORT")
+        if port is None or _ends(service):
+            continue
+        published = [str(entry).split(":") for entry in service.raw.get("ports", ())]
+        hosts = [_port_range(words[-2]) for words in published if len(words) > 1 and words[-1] == port]
+        if not hosts:
+            yield f"{service.name}: no port of the host leads to its metrics ({port}), and no Prometheus is in the file"
+            continue
+        if len(hosts[0]) < service.replicas:
+            yield f"{service.name}: {service.replicas} copies, {len(hosts[0])} ports of the host for their metrics"
+        for key in ((profile, number) for profile in sorted(service.profiles) for number in hosts[0]):
+            if taken.setdefault(key, service.name) != service.name:
+                yield f"{service.name}: port {key[1]} of the host is {taken[key]}'s under the profile {key[0]}"
+
+
 def no_variable_is_left(compose: Compose) -> Iterator[str]:
     """Every variable is written in a form that is understood here."""
     for service in compose.services.values():
@@ -233,7 +276,8 @@ def no_variable_is_left(compose: Compose) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     dependencies, health_checks, ports_are_local, declared, writers, environment_is_known, addresses, images,
-    hardening, endings, commands, logs_are_bounded, no_variable_is_left,
+    hardening, endings, commands, logs_are_bounded, the_pipeline_is_whole, accelerators, metrics_can_be_asked,
+    no_variable_is_left,
 )  # fmt: skip
 
 
@@ -265,6 +309,11 @@ def _run_config(compose: Compose) -> Path | None:
 def _config_of(service: Service) -> str:
     words = service.command
     return words[words.index("--config") + 1] if "--config" in words else ""
+
+
+def _port_range(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def _ends(service: Service) -> bool:

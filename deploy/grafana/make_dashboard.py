@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RUN = '{run=~"$run"}'
+OR_NONE = " or on () vector(0)"
+"""a line at 0 where nothing of the kind has happened: no data would look like a question that is wrong"""
 DATASOURCE = {"type": "prometheus", "uid": "prometheus"}
 WIDTH, HEIGHT, COLUMNS = 8, 7, 3
 
@@ -135,7 +137,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Rows dropped",
                 "none",
                 "per minute, by reason",
-                (("{{reason}}", "60 * sum by (reason) (rate(driftlog_rows_dropped_total%[5m]))"),),
+                (("{{reason}}", "60 * sum by (reason) (rate(driftlog_rows_dropped_total%[5m]))" + OR_NONE),),
             ),
         ),
     ),
@@ -242,8 +244,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 "per hour",
                 (
-                    ("{{service}} {{event}}", "3600 * sum by (service, event) (rate(driftlog_log_events_total%[15m]))"),
-                    ("dead: {{code}}", "3600 * sum by (code) (rate(driftlog_dead_letters_total%[15m]))"),
+                    (
+                        "{{service}} {{event}}",
+                        "3600 * sum by (service, event) (rate(driftlog_log_events_total%[15m]))" + OR_NONE,
+                    ),
+                    ("dead: {{code}}", "3600 * sum by (code) (rate(driftlog_dead_letters_total%[15m]))" + OR_NONE),
                 ),
             ),
         ),

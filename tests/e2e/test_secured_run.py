@@ -57,6 +57,7 @@ def test_the_demo_runs_with_a_user_for_each_service_and_writes_no_password_anywh
     assert len(kept) > 0
     assert set(kept) == {None}
 
+    assert "group_started" in said  # a line of DEBUG: what follows looks at everything that is ever said
     printed = said + prepared.stderr + prepared.stdout + "".join(capsys.readouterr())
     for user in USERS:
         secret = password_of(user).encode()
@@ -73,7 +74,7 @@ def service(site: Site, broker: SecuredBroker, role: Role, words: tuple[str, ...
     named: Mapping[str, str] = broker.environment(role, by_file=True)
     with (site.folder / f"{role}.txt").open("w") as stream:
         process = subprocess.Popen(
-            command(*words, "--config", str(site.run(RUN).path)),
+            command(*words, "--config", str(site.run(RUN).path), "--log-level", "DEBUG"),
             env=environment({**named, "OMP_NUM_THREADS": "1"}), stdout=stream, stderr=stream, text=True,
         )  # fmt: skip
     try:

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "driftlog.json"
 FROM_PROMETHEUS = frozenset({"instance", "job"})
-_FUNCTIONS = {"sum", "rate", "increase", "delta", "time", "scalar", "avg_over_time", "max_over_time"}
-_WORDS = frozenset({*_FUNCTIONS, "by", "on", "and", "or", "unless", "offset", "group_left"})
+_FUNCTIONS = {"sum", "count", "max", "rate", "increase", "delta", "time", "scalar", "vector"}
+_FUNCTIONS |= {"avg_over_time", "max_over_time", "last_over_time"}
+_WORDS = frozenset({*_FUNCTIONS, "by", "on", "and", "or", "unless", "offset", "group_left", "bool"})
 
 
 def dashboard_queries() -> list[tuple[str, str, str]]:

@@ -26,7 +26,7 @@ def _restore_root_logger() -> Iterator[None]:
 
 def _written(json_lines: bool, name: str = "version_published", **fields: object) -> str:
     stream = io.StringIO()
-    logs.configure("info", json=json_lines, stream=stream, service="trainer")
+    logs.configure("info", json=json_lines, stream=stream, service="trainer", run="demo")
     logs.event(LOGGER, name, **fields)
     return stream.getvalue()
 
@@ -40,6 +40,7 @@ def test_json_line_holds_name_context_and_fields() -> None:
         "logger": "tests.logs",
         "event": "version_published",
         "service": "trainer",
+        "run": "demo",
         "policy_version": 3,
         "loss": 0.5,
         "parent": None,

@@ -137,6 +137,10 @@ TRIPS: list[tuple[rules.Rule, str, Change]] = [
     (rules.commands, "unrecognized arguments", lambda c: c["services"]["trainer"]["command"].append("--fast")),
     (rules.commands, "invalid choice", lambda c: c["services"]["trainer"].update(command=["traim"])),
     (rules.logs_are_bounded, "without a bound", lambda c: c["services"]["kafka"].pop("logging")),
+    # More of these: test_several_machines.py.
+    (rules.the_pipeline_is_whole, "none runs driftlog evaluate", lambda c: c["services"].pop("evaluator")),
+    (rules.accelerators, "it reserves none", lambda c: c["services"]["trainer-gpu"].pop("deploy")),
+    (rules.metrics_can_be_asked, "no Prometheus is in the file", lambda c: c["services"].pop("prometheus")),
     (rules.no_variable_is_left, "was not put in", lambda c: c["services"]["kafka"].update(image="kafka:${V+1}")),
 ]
 

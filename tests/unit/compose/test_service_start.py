@@ -102,6 +102,6 @@ def test_the_trainer_alone_does_not_wait_for_an_ended_run_to_open(
 
 
 def test_the_time_to_stop_grows_with_the_drain_of_the_settings() -> None:
-    config = load_config(None, ["generator.drain_timeout_s=100"])
+    config = load_config(None, ["generator.drain_timeout_s=100", "coordinator.switch_deadline_s=200"])
 
     assert 100 < drain_limit_s(config) < longest_stop_s(config)

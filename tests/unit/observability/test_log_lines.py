@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 OTHER_WORDS = {
     "version": "policy_version", "version_id": "policy_version", "group_id": "group", "run_id": "run",
     "worker_id": "worker", "trace_id": "trace", "traceparent": "trace",
+    "place": "topic, partition and offset", "position": "topic, partition and offset",
 }  # fmt: skip
 LOGGERS = {"log", "_LOG", "logger", "_log"}
 DIRECT = {"debug", "info", "warning", "error", "exception", "critical", "log"}
@@ -32,6 +33,9 @@ def faults(source: str) -> list[str]:
                 for keyword in call.keywords
                 if keyword.arg in OTHER_WORDS
             ]
+            given = {keyword.arg for keyword in call.keywords}
+            if "offset" in given and not {"topic", "partition"} <= given:
+                found.append(f"line {call.lineno}: an offset is a place only with its topic and partition")
         if (
             isinstance(function, ast.Attribute)
             and function.attr in DIRECT
@@ -57,3 +61,12 @@ def test_the_check_notices_a_sentence_and_another_word() -> None:
     assert faults('log.warning("lost %s", name)') == ["line 1: write an event with fields, not a sentence"]
     assert faults('event(log, "x", group_id=1)') == ["line 1: say group, not group_id"]
     assert faults('event(log, "x", group=1)') == []
+
+
+def test_the_check_notices_half_a_place() -> None:
+    alone = ["line 1: an offset is a place only with its topic and partition"]
+    assert faults('event(log, "x", offset=1)') == alone
+    assert faults('event(log, "x", partition=0, offset=1)') == alone
+    assert faults('event(log, "x", topic="t", offset=1)') == alone
+    assert faults('event(log, "x", topic="t", partition=0, offset=1)') == []
+    assert faults('event(log, "x", place="t[0]")') == ["line 1: say topic, partition and offset, not place"]
