@@ -58,6 +58,7 @@ def _reanalyse(at: OpenedRun, options: argparse.Namespace, stack: ExitStack) -> 
 
     clock, found = SystemClock(), retained(at)
     reanalysis, settings = _prepared(at, options, found, stack)
+    steps = reanalysis.steps()  # what the log cannot answer is said before a file is opened
     head = {"run": at.run.name, "settings": settings, "notes": [*NOTES, *found.notes]}
     writers: list[JsonWriter | ParquetWriter] = []
     if options.json:
@@ -67,7 +68,7 @@ def _reanalyse(at: OpenedRun, options: argparse.Namespace, stack: ExitStack) -> 
     elif options.out is not None:
         writers.append(ParquetWriter(options.out, {"run": at.run.name, "settings": json.dumps(settings)}))
     started_s = clock.monotonic_s()
-    for step in reanalysis.steps():
+    for step in steps:
         for writer in writers:
             writer.add(step)
         if not options.json:

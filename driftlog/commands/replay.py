@@ -45,16 +45,16 @@ def run(options: argparse.Namespace) -> int:
     from consumers.offline.replay import replay
     from consumers.offline.replay.plan import plan_replay
     from consumers.offline.replay.report import ReplaySum
+    from consumers.offline.wholeness import read_policy
     from driftlog.wiring_replay import retrainers
-    from schemas.policy_fold import PolicyFold
 
     _check(options)
     total, reached = ReplaySum(), False
     with opened_run(options) as at:
-        log, fold, store = at.log(), PolicyFold(), at.store()
-        for _ in log.policy(fold):
-            pass
-        plan = plan_replay(fold, options.version, options.to)
+        log, store = at.log(), at.store()
+        policy = read_policy(log)
+        fold = policy.fold
+        plan = plan_replay(fold, options.version, options.to, policy.retired)
         if plan.why_earlier:
             _say(plan.why_earlier)
         for step, directory in replay(

@@ -50,6 +50,8 @@ def test_audit_of_the_stored_run_finds_nothing_and_starts_the_broker_itself(demo
     report = json.loads(done.stdout)
     assert (report["errors"], report["ended"]) == (0, True)
     assert report["counts"]["checkpoints_verified"] == 9
+    # Each step names what repeats it, and the RNG state it names is the one that was saved.
+    assert (report["counts"]["steps_replayable"], report["counts"]["rng_states_compared"]) == (8, 8)
     assert leftovers(demo) == []
 
 
@@ -75,6 +77,17 @@ def test_trace_tells_the_life_of_a_sample(broker: Site) -> None:
     assert told.returncode == 0, told.stderr
     for word in ("request", "claim", "proof policy@", "trajectories[", "trained into version 3", "lag", "consumed"):
         assert word in told.stderr
+
+
+def test_the_report_of_the_ended_run_is_one_page_with_its_figures(broker: Site) -> None:
+    page = broker.folder / "report.html"
+    done = driftlog("report", "--directory", str(broker.runs), "--out", str(page), "--no-audit", "--json")
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["state"], told["bytes"]) == ("ended", page.stat().st_size)
+    assert told["figures"] > 15
+    assert "<title>" in page.read_text()
 
 
 def test_status_of_the_stored_run_says_that_it_ended(broker: Site) -> None:

@@ -13,9 +13,10 @@ from tests.e2e.driving import Site, driftlog, going, is_published, leftovers, ma
 
 pytestmark = [pytest.mark.long, pytest.mark.soak]
 
-VERSIONS = 6
+VERSIONS = 12
+"""room for four stops, each of which may come late by a version or two"""
 ON_POLICY = (f"run.versions={VERSIONS}", "trainer.max_lag=0", 'generator.batching="group"')
-STOPS = (1, 2, 3, 4)
+STOPS = 4
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,11 @@ def site(tmp_path_factory: pytest.TempPathFactory, kafka_jars: Path) -> Site:
     return site
 
 
+def _newest(site: Site) -> int:
+    """The newest version that the trainer has committed; 0 before the first."""
+    return max((version for version in range(1, VERSIONS + 1) if is_published(site, version)), default=0)
+
+
 def _diff(*arguments: str) -> tuple[int, dict[str, Any], str]:
     done = driftlog("diff", *arguments, "--json")
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
@@ -34,16 +40,17 @@ def _diff(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_run_that_was_stopped_and_resumed_is_equal_to_the_last_sha256(site: Site, tmp_path: Path) -> None:
     resumed = make_site(tmp_path / "resumed")  # of the same name: samples are drawn by group id, which names the run
-    stopped = 0
-    for version in STOPS:
-        if is_published(resumed, version):
-            continue  # the stop before came late by a version: this one would hit a process that has just begun
-        stopped += 1
+    stopped_at: list[int] = []
+    for _ in range(STOPS):
+        # One more than there are: a stop at a version that is there already would hit a process that has just begun.
         with going(resumed, *ON_POLICY) as process:
-            wait_for_version(resumed, version)
+            wait_for_version(resumed, _newest(resumed) + 1)
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=60) == 0
-    assert stopped >= 2
+        stopped_at.append(_newest(resumed))
+    # Each came in mid-run, and the next start went on from there.
+    assert len({0, *stopped_at, VERSIONS}) == STOPS + 2
+    assert stopped_at == sorted(stopped_at)
     done = up(resumed, *ON_POLICY)
     assert done.returncode == 0, done.stderr
     assert leftovers(resumed) == []

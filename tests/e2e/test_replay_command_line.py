@@ -1,11 +1,16 @@
-"""`driftlog replay` on a run of the real services: the same bits without generators, and the row that was altered."""
+"""`driftlog replay` on a run of the real services: the same bits without generators, and the row that was altered.
+
+And `driftlog reanalyse` on the same run: its own settings repeat it, others are told beside what happened.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from infra.model import load_policy
@@ -76,3 +81,50 @@ def test_an_altered_reward_is_named_by_trajectory_and_place(trained: Site, tmp_p
     assert {"metrics", "weights"} <= set(step["parts"])
     assert f"data: {decision.trajectory_id} at {first['place']}" in words
     assert leftovers(copy) == []
+
+
+# ---------------------------------------------------------------------- reanalyse
+
+
+def _reanalyse(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return driftlog("reanalyse", "--directory", str(site.runs), *arguments)
+
+
+def test_a_reanalysis_with_the_runs_own_settings_repeats_it(trained: Site) -> None:
+    done = _reanalyse(trained, "--json")
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [step["version"] for step in told["versions"]] == [1, 2, 3, 4, 5, 6]
+    found = told["totals"]["reproduction"]
+    assert (found["reproduced"], found["decisions_different"], told["totals"]["problems"]) == (True, 0, [])
+    assert told["totals"]["recorded"] == told["totals"]["reanalysed"]
+    assert leftovers(trained) == []
+
+
+def test_other_settings_and_other_weights_are_written_as_a_table_beside_what_happened(
+    trained: Site, tmp_path: Path
+) -> None:
+    out = tmp_path / "fresh.parquet"
+
+    done = _reanalyse(trained, "--set", "trainer.max_lag=0", "--model", "1", "--out", str(out))
+
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(out).to_pylist()
+    found = {(row["version"], row["quantity"]): (row["recorded"], row["reanalysed"]) for row in table}
+    rows = [found[version, "rows/trained"] for version in range(1, 7)]
+    assert rows[0] == (16.0, 16.0)  # sampled by version 0, to update version 0: nothing can be old
+    assert all(recorded >= again for recorded, again in rows)
+    assert sum(again for _, again in rows) < sum(recorded for recorded, _ in rows)
+    recorded, again = found[1, "mismatch/raw_k3"]
+    assert recorded == pytest.approx(0.0, abs=1e-6)
+    # Version 1 sees it otherwise, unless rewards were all alike and moved nothing.
+    assert again > 1e-6 or found[1, "actor/grad_norm"][0] < 1e-6
+
+
+def test_a_reanalysis_into_a_file_of_another_kind_is_refused(trained: Site, tmp_path: Path) -> None:
+    done = _reanalyse(trained, "--out", str(tmp_path / "fresh.csv"))
+
+    assert done.returncode == 2, done.stderr
+    assert "end it in .json or .parquet" in done.stderr
+    assert list(tmp_path.iterdir()) == []

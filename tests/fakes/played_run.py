@@ -79,6 +79,7 @@ class PlayedRun(TrainerRig):
             selection=replace(rules.selection, run_ahead=self.config.trainer.effective_run_ahead),
             limits=TrajectoryLimits(vocabulary_size=self.learner.vocabulary_size()),
             config_digest=self.config.digest(),
+            code_revision="played",
         )
         return TrainerService(settings, ports)
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from consumers.offline.replay import Retrainer, replay
 from consumers.offline.replay.plan import NEWEST, plan_replay
 from consumers.offline.replay.report import Environment, ReplayedStep
+from consumers.offline.wholeness import read_policy
 from consumers.trainer.batch import StepOutcome, TrainBatch
 from consumers.trainer.step import Advantages, AgeWeights
 from infra.ports import CheckpointStore
 from schemas.checkpoint import TRAINER_STATE_NAME
-from schemas.policy_fold import PolicyFold
 from tests.fakes.simulated_run import SimulatedRun
 from tests.fakes.tiny_policy import TinyLearner
 from tests.fakes.virtual_clock import VirtualClock
 from tests.sim.services import mean_only
 
 HERE = Environment(
-    library_versions={}, threads=1, ranks=1, device_type="cpu", logprob_chunk=1, code_revision="sim"
+    library_versions={"torch": "1"}, threads=1, ranks=1, device_type="cpu", logprob_chunk=1, code_revision="sim"
 )  # fmt: skip
 
 
@@ -59,10 +59,10 @@ class Rig:
 
     def make(self, first: int = 1, last: int | None = NEWEST) -> list[ReplayedStep]:
         """The reports."""
-        log, fold = self.run.run_log(), PolicyFold()
-        for _ in log.policy(fold):
-            pass
-        plan = plan_replay(fold, first, last)
+        log = self.run.run_log()
+        policy = read_policy(log)
+        fold = policy.fold
+        plan = plan_replay(fold, first, last, policy.retired)
         self.learner.signed_by = {
             number: json.loads((self.run.directory(number) / TRAINER_STATE_NAME).read_text())["saved_by"]
             for number, state in fold.versions.items()

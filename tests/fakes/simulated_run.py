@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,17 @@ class SimulatedRun:
         assert all(process.done for process in self.world.processes), "the run did not end"
         self.log = self.world.log
         self._client = self.world.log.client("reader")
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """What is done to the log meanwhile is undone at the end: one run serves many tests."""
+        partitions = [self.log.partition(name, p) for name, count in self.log.topics.items() for p in range(count)]
+        before = [(held.start, [replace(entry) for entry in held.entries]) for held in partitions]
+        try:
+            yield
+        finally:
+            for held, (start, entries) in zip(partitions, before, strict=True):
+                held.start, held.entries = start, entries
 
     def run_log(self) -> RunLog:
         """A fresh reading."""

@@ -108,7 +108,7 @@ class TinyLearner:
             "probe_sha256": hashlib.sha256(self._probe()).hexdigest(),
             "fingerprint": dict(self.fingerprint()),
             "optimizer_step": self.steps,
-            "library_versions": {},
+            "library_versions": {"torch": "1"},
             "threads": 1,
             "device_type": "cpu",
             "logprob_chunk": 1,

@@ -262,6 +262,7 @@ class TinyRun:
         def write(directory: Path) -> None:
             (directory / "model.safetensors").write_bytes(f"weights of {version}".encode() * 8)
             (directory / "config.json").write_text("{}")
+            (directory / "trainer_state.json").write_text("{}")
 
         saved = self.store.save(attempt, write, manifest(attempt, version))
         return ev.VersionPublished(

@@ -29,7 +29,7 @@ def manifest(attempt: str, version: int) -> Manifest:
         fingerprint={},
         optimizer_step=version,
         has_state=True,
-        library_versions={},
+        library_versions={"torch": "1"},
         threads=1,
         device_type="cpu",
         logprob_chunk=512,

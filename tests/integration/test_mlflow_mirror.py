@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -146,6 +147,33 @@ def test_the_registry_holds_the_live_the_best_and_the_pinned_version(
     best = client.get_model_version_by_alias("tests.demo", "best")
     assert best.source == "driftlog:/demo/a3/manifest.json"
     assert best.tags["driftlog.manifest_sha256"] == f"{3:064x}"
+
+
+def test_each_move_of_an_alias_is_told_with_where_it_was_and_where_it_is(
+    mlflow_settings: MlflowSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = ProjectedLog()
+    log.full_step(1, at_s=10, reward=0.5)
+
+    def moves() -> list[dict[str, object]]:
+        project(log, MlflowTracker(mlflow_settings, log.clock)).close()
+        told = [record.driftlog_fields for record in caplog.records if record.message == "alias_moved"]  # type: ignore[attr-defined]
+        caplog.clear()
+        return told
+
+    with caplog.at_level(logging.INFO, logger="infra.mlflow_registry"):
+        first = moves()
+        log.full_step(2, at_s=20, reward=0.25)
+        second = moves()
+        third = moves()
+
+    # Each with the time of its line, as every event of the logs.
+    assert first == [
+        {"alias": "live", "from_version": "", "to_version": 1},
+        {"alias": "best", "from_version": "", "to_version": 1},
+    ]
+    assert second == [{"alias": "live", "from_version": "1", "to_version": 2}]
+    assert third == []
 
 
 _EDITS = [

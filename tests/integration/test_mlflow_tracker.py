@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,6 @@ from infra.mlflow_tracker import MlflowTracker
 from schemas.errors import ConfigError, TrackerUnavailable
 from tests.fakes.projected_log import ORIGIN, ProjectedLog, project
 from tests.fakes.virtual_clock import START_US, VirtualClock
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -308,43 +304,3 @@ def test_a_bookmark_that_would_be_cut_is_a_mistake_of_ours(tracker: MlflowTracke
     tracker.start(ORIGIN, [])
     with pytest.raises(ValueError, match="at most 5000"):
         tracker.save_bookmark("x" * 5_001)
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_find_one_database_and_one_experiment(tmp_path: Path) -> None:
-    script = f"""
-import sys
-from infra.mlflow_access import MlflowSettings
-from infra.mlflow_tracker import MlflowTracker
-from infra.tracker_port import RunOrigin
-from infra.clock import SystemClock
-tracker = MlflowTracker(MlflowSettings(tracking_uri="sqlite:///{tmp_path}/new/mlflow.db"), SystemClock())
-print("ready", flush=True)
-sys.stdin.readline()
-name = "run-" + sys.argv[1]
-origin = RunOrigin(run=name, log_id="a", started_at_us=0)
-tracker.start(origin, [{{"a": "1"}}])
-for step in range(20):
-    tracker.log_step(step, {{"m": step}}, step * 1000)
-    tracker.save_bookmark(str(step))
-print("done", tracker.start(origin, []))
-"""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(number)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        outputs = [process.communicate("go\n", timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-    assert [(out, err) for out, err in outputs] == [("done 19\n", ""), ("done 19\n", "")]
-    assert [path.name for path in (tmp_path / "new").iterdir() if path.suffix == ".db"] == ["mlflow.db"]

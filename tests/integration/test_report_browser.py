@@ -31,6 +31,7 @@ addEventListener("error", (event) => console.log("CAUGHT " + event.message));
 for (const details of document.querySelectorAll("details")) details.open = true;
 setTimeout(() => {
   const told = {tips: {}, tables: {}, wired: document.documentElement.dataset.figures};
+  told.empty = [...document.querySelectorAll(".card.empty")].map((card) => card.id);
   for (const svg of document.querySelectorAll("svg[role=img]")) {
     const box = svg.getBoundingClientRect();
     const card = svg.closest(".card");
@@ -91,10 +92,19 @@ def test_the_file_opens_without_a_word_on_the_console_and_a_picture_is_kept(tmp_
     assert (KEPT / "tiny.png").stat().st_size > 50_000
 
 
-@pytest.mark.parametrize("which", ["tiny", "long"])
-def test_every_plot_answers_a_pointer_and_shows_its_numbers(tmp_path: Path, report: str, which: str) -> None:
-    if which == "long":
-        report = render(build_page(long_run(300), Beside(made_at_us=0, build="test")))
+def test_every_plot_has_data_on_a_page_answers_a_pointer_and_shows_its_numbers(tmp_path: Path, report: str) -> None:
+    long = render(build_page(long_run(300), Beside(made_at_us=0, build="test")))
+
+    tiny_has, tiny_lacks = drive(tmp_path, report)
+    long_has, long_lacks = drive(tmp_path, long)
+
+    # A run without evaluations has no such figure at all; every other one is on both pages, and drawn on one of them.
+    assert tiny_has | tiny_lacks == long_has | long_lacks == tiny_has | long_has
+    assert len(tiny_has | long_has) > 25
+
+
+def drive(tmp_path: Path, report: str) -> tuple[set[str], set[str]]:
+    """Point at every plot of a page: the figures that are drawn, and those that say why they are empty."""
     free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report)
     page = tmp_path / "driven.html"
     page.write_text(free.replace("</body>", f"<script>{DRIVER}</script></body>"), encoding="utf-8")
@@ -109,6 +119,7 @@ def test_every_plot_answers_a_pointer_and_shows_its_numbers(tmp_path: Path, repo
     assert [card for card, cells in told["tables"].items() if not cells] == []
     without_axis = {"f-phases", "f-tree", "f-lives", "f-drops-by-reason"}
     assert {card for card, words in told["tips"].items() if not words} <= without_axis
+    return set(told["tables"]), set(told["empty"])
 
 
 def test_a_script_that_was_smuggled_in_is_refused(tmp_path: Path, report: str) -> None:

@@ -1,7 +1,7 @@
 """`audit`: do the guarantees hold for this run? Asks the log and the checkpoint store, trusts no service.
 
 The parts: groups (G1, requests and groups), rows (G1, rows and records), fresh (G2, G3),
-policy (G4), steps and scores (G5), store, gaps (what cannot be seen). Beside it:
+policy (G4), steps and scores (G5), replayable (G6), store, gaps (what cannot be seen). Beside it:
 recompute. Memory is bounded by the ids of the run; payloads are streamed.
 """
 
@@ -14,6 +14,7 @@ from consumers.offline.audit.gaps import find_gaps, report_gaps, require_readabl
 from consumers.offline.audit.groups import check_groups, check_ledger_records, check_requests
 from consumers.offline.audit.index import AuditRules, Rules, RunIndex, index_counts, read_index, rules_from_configs
 from consumers.offline.audit.policy import check_policy
+from consumers.offline.audit.replayable import Stored, check_replayable
 from consumers.offline.audit.report import CHECKS, AuditReport, Evidence, Finding, Findings, Severity, finish
 from consumers.offline.audit.rows import RowAudit
 from consumers.offline.audit.scores import check_scores
@@ -82,8 +83,10 @@ def audit(
         "advantages_recomputed": recomputed,
         "scores": scores,
     }
+    checkpoints: dict[int, Stored] | None = None
     if store is not None:
-        counts["checkpoints_verified"] = check_store(index, store, findings)
+        counts["checkpoints_verified"], checkpoints = check_store(index, store, findings)
+    counts |= check_replayable(index, checkpoints, findings)
     sections = {"gaps": gaps.to_list(), "not_judged": dict(gaps.not_judged)} if gaps.ranges else {}
     return finish(
         run_log.run, index.ended is not None, findings, counts, with_store=store is not None, sections=sections

@@ -9,6 +9,7 @@ FAMILIES: dict[str, str] = {
     "G3": "traceable",
     "G4": "proven switch",
     "G5": "atomic step",
+    "G6": "reproducible",
     "store": "the checkpoint store",
     "recompute": "numbers computed again",
     "mlflow": "the mirror",
@@ -70,6 +71,8 @@ CHECKS: dict[str, str] = {
     "G5.run_end": "policy and ledger agree on the end of the run, and nothing is open there",
     "G5.config": "every step ran under the configuration its run segment names",
     "G5.beyond_ledger": "the run is under way: what other topics hold beyond the ledger's end",
+    # G6 reproducible
+    "G6.replayable": "every step names what repeats it (RNG, batch, configuration, code), as its checkpoint does",
     # the checkpoint store
     "store.checkpoint": "every version that is not retired is there, and every byte of it is as published",
     "store.manifest": "manifest and event agree",
@@ -129,6 +132,7 @@ COMPARED: dict[str, str] = {
     "G5.run_end": "ledger_transactions",
     "G5.config": "steps",
     "G5.beyond_ledger": "ledger_transactions",
+    "G6.replayable": "steps",
     "store.checkpoint": "checkpoints_verified",
     "store.manifest": "checkpoints_verified",
     "store.unnamed": "checkpoints_verified",

@@ -15,9 +15,8 @@ from consumers.offline.audit.index import RunIndex
 from consumers.offline.audit.report import Findings
 from consumers.offline.export.ranges import MissingRange, missing_ranges, require_whole
 from consumers.offline.run_log import RunLog
-from consumers.offline.wholeness import NEEDED, NO_WAY_OUT, refuse_newer
-from schemas.errors import IllegalState
-from schemas.topics import TOPICS, TopicName, topic
+from consumers.offline.wholeness import NEEDED, NO_WAY_OUT, refuse_newer, require_policy_up_to
+from schemas.topics import TOPICS, TopicName
 
 _READ = (
     TopicName.DEADLETTERS, TopicName.LEDGER, TopicName.POLICY, TopicName.PROMPTS, TopicName.SCORES,
@@ -56,14 +55,8 @@ class Gaps:
 
 def find_gaps(run_log: RunLog, index: RunIndex, *, allowed: bool) -> Gaps:
     """RangeMissing, or IllegalState, with one message where the audit cannot go on."""
-    policy_end = run_log.ends.get((topic(run_log.run, TopicName.POLICY), 0), 0)
-    read = max((t.control.policy_read_up_to for t in index.transactions if t.control is not None), default=0)
-    if read > policy_end:
-        name = topic(run_log.run, TopicName.POLICY)
-        raise IllegalState(
-            f"{name}[0] ends at {policy_end}, and the trainer has read it up to {read}: it was truncated or made anew. "
-            f"{NO_WAY_OUT}"
-        )
+    controls = [transaction.control for transaction in index.transactions if transaction.control is not None]
+    require_policy_up_to(run_log, max((control.policy_read_up_to for control in controls), default=0))
     ranges = missing_ranges(run_log, _READ, index.position)
     lost = [gap for gap in ranges if not gap.is_truncated]
     require_whole([gap for gap in lost if _name(gap) in NEEDED], NO_WAY_OUT)

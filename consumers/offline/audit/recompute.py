@@ -19,10 +19,10 @@ import numpy as np
 from consumers.offline.audit.report import AuditReport, Findings
 from consumers.offline.outcomes import RowKey, row_key
 from consumers.offline.run_log import LedgerTransaction, RunLog
+from consumers.offline.wholeness import PolicyRead, read_policy
 from infra.ports import CheckpointStore, Record
 from schemas.errors import CheckpointError, InvalidRecord
 from schemas.ledger import Decision, StepCompleted
-from schemas.policy_fold import PolicyFold
 from schemas.policy_state import VersionStatus
 from schemas.scores_codec import ScoreRow
 from schemas.topics import TopicName, topic
@@ -118,13 +118,11 @@ def recompute(
     rules: RecomputeRules,
 ) -> AuditReport:
     """The report, and what the weights say of some of its rows."""
-    fold = PolicyFold()
-    for _ in run_log.policy(fold):
-        pass
+    policy = read_policy(run_log)
     chosen = _chosen(run_log.transactions(), rules)
     rows = _rows(run_log, chosen)
     claims = [*_behaviour(rows, chosen, rules), *_scores(run_log, rows, chosen, rules)]
-    weights = _Weights(fold, store, open_scorer)
+    weights = _Weights(policy, store, open_scorer)
     findings = Findings()
     tallies: dict[Kind, defaultdict[int, _Tally]] = {"behaviour": defaultdict(_Tally), "scores": defaultdict(_Tally)}
     suspects: list[tuple[Claim, float]] = []
@@ -256,8 +254,9 @@ def _scores(
 class _Weights:
     """One version's model at a time."""
 
-    def __init__(self, fold: PolicyFold, store: CheckpointStore, open_scorer: Callable[[Path], Scorer]) -> None:
-        self._fold = fold
+    def __init__(self, policy: PolicyRead, store: CheckpointStore, open_scorer: Callable[[Path], Scorer]) -> None:
+        self._fold = policy.fold
+        self._retired = policy.retired
         self._store = store
         self._open_scorer = open_scorer
         self.refused: Counter[int] = Counter()
@@ -285,7 +284,7 @@ class _Weights:
         if state is None:
             self.why[version] = "no such version was published"
         elif state.status is VersionStatus.RETIRED:
-            self.why[version] = "retired: its weights are gone"
+            self.why[version] = f"retired: {self._retired[version].words}"
         else:
             try:
                 return self._store.fetch(state.event.manifest_uri, state.event.manifest_sha256)[0]

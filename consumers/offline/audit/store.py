@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from consumers.offline.audit.index import RunIndex
+from consumers.offline.audit.replayable import Stored, stored
 from consumers.offline.audit.report import Findings
 from infra.checkpoint_files import parse_manifest_uri
 from infra.ports import CheckpointStore
@@ -12,8 +13,9 @@ from schemas.policy_events import VersionPublished
 from schemas.policy_state import VersionState, VersionStatus
 
 
-def check_store(index: RunIndex, store: CheckpointStore, findings: Findings) -> int:
-    """Verify every version; how many were."""
+def check_store(index: RunIndex, store: CheckpointStore, findings: Findings) -> tuple[int, dict[int, Stored]]:
+    """Verify every version: how many were looked at, and those that are as published."""
+    intact: dict[int, Stored] = {}
     named: dict[str, int] = {}
     checked = 0
     for version, state in sorted(index.fold.versions.items()):
@@ -32,12 +34,13 @@ def check_store(index: RunIndex, store: CheckpointStore, findings: Findings) -> 
             continue
         checked += 1
         try:
-            _, manifest = store.fetch(event.manifest_uri, event.manifest_sha256)
+            directory, manifest = store.fetch(event.manifest_uri, event.manifest_sha256)
         except CheckpointError as error:
             findings.error(
                 "store.checkpoint", f"version {version}", str(error), version=version, manifest_uri=event.manifest_uri
             )
             continue
+        intact[version] = stored(directory, manifest)
         for problem in _disagreements(event, manifest, is_branch_start=is_branch_start):
             findings.error("store.manifest", f"version {version}", problem, version=version)
     unnamed = [attempt for attempt in store.attempts() if attempt not in named]
@@ -48,7 +51,7 @@ def check_store(index: RunIndex, store: CheckpointStore, findings: Findings) -> 
             f"{len(unnamed)} directories that no event names (the first is {unnamed[0]})",
             count=len(unnamed),
         )
-    return checked
+    return checked, intact
 
 
 def _is_branch_start(versions: dict[int, VersionState], event: VersionPublished) -> bool:

@@ -22,10 +22,13 @@ from consumers.offline.reanalyse.step import Batch, FirstUses, batch_of, with_re
 from consumers.offline.reanalyse.stream import RecordedTransaction, recorded_transactions
 from consumers.offline.reanalyse.totals import StatisticsTotal
 from consumers.offline.run_log import RunLog
+from consumers.offline.wholeness import require_decisions
 from consumers.trainer.step_metrics import batch_metrics, drop_metrics
 from schemas.errors import ConfigError
 from schemas.ledger import Decision, DecisionRow, Reason, StepCompleted, Subject
 from schemas.scores_codec import ScoreRow
+
+_CUT_OFF = "A decision about rows that are cut off cannot be judged again: restore the topic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,14 @@ class Reanalysis:
         self.totals = Totals()
 
     def steps(self) -> Generator[StepComparison, None, None]:
-        """Each version that was made, in order."""
+        """Each version that was made, in order.
+
+        RangeMissing or IllegalState at the call, before any step, where the log cannot answer: policy or ledger are not
+        whole, a topic is cut off, a newer build wrote the ledger; later at a row or score of a newer build."""
+        require_decisions(self._run_log, _CUT_OFF)
+        return self._steps()
+
+    def _steps(self) -> Generator[StepComparison, None, None]:
         lag = max(max(s.own.largest_lag, s.other.largest_lag) for s in self._segments.values())
         for at in recorded_transactions(self._run_log, keep_proofs_of_last=lag + 1):
             self.totals.rows_expired += at.expired

@@ -11,6 +11,7 @@ from typing import Any
 
 from consumers.offline.reanalyse.stream import RecordedGroup
 from consumers.offline.run_log import RequestEntry, RunLog
+from consumers.offline.wholeness import refuse_newer
 from infra.ports import Completion, RewardFunction
 from schemas.ledger import Position
 from schemas.trajectory import PromptRequest, Trajectory
@@ -25,6 +26,7 @@ class RewardsAnew:
     def __init__(self, run_log: RunLog, function: RewardFunction, decode: Decode) -> None:
         self._function = function
         self._decode = decode
+        self._run = run_log.run
         self._entries: Iterator[RequestEntry] = run_log.requests()
         self._requests: dict[str, PromptRequest] = {}
         self._known: dict[str, tuple[float | None, str | None]] = {}
@@ -106,6 +108,8 @@ class RewardsAnew:
             entry = next(self._entries, None)
             if entry is None:
                 return None
-            if entry.request is not None:
+            if entry.request is None:
+                refuse_newer(entry.problem, f"{self._run}.prompts[{entry.partition}]@{entry.offset}")
+            else:
                 self._requests[entry.request.group_id] = entry.request
         return self._requests[group_id]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from consumers.offline.run_log import LedgerTransaction, RunLog, ScoresEntry
 from consumers.offline.trained_steps import RowProblem, Shelf, StepGroup, StepRow, found_row
+from consumers.offline.wholeness import refuse_newer
 from infra.ports import Record
 from schemas.errors import IllegalState, InvalidRecord
 from schemas.ledger import (
@@ -80,7 +81,15 @@ class RecordedTransaction:
     """trajectory id -> the trainer's log-probabilities in this step"""
     expired: int
     """rows that retention has removed"""
-    problems: tuple[str, ...]
+    row_problems: tuple[RowProblem, ...]
+    """rows that are not what the ledger says"""
+    unread: tuple[str, ...]
+    """records of ledger and scores that cannot be read, or were altered"""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """In words."""
+        return (*self.unread, *(str(problem) for problem in self.row_problems))
 
     @property
     def step(self) -> StepCompleted | None:
@@ -91,7 +100,8 @@ class RecordedTransaction:
 def recorded_transactions(run_log: RunLog, *, keep_proofs_of_last: int) -> Generator[RecordedTransaction, None, None]:
     """Every whole transaction of the ledger, in order.
 
-    `keep_proofs_of_last`: training steps back to which proofs are remembered; the largest lag that is asked about."""
+    `keep_proofs_of_last`: training steps back to which proofs are remembered; the largest lag that is asked about.
+    IllegalState at a row, or a score, that a newer build wrote."""
     with ExitStack() as stack:
         policy = _PolicyAt(run_log)
         scores = _Scores(run_log)
@@ -105,7 +115,10 @@ def recorded_transactions(run_log: RunLog, *, keep_proofs_of_last: int) -> Gener
                 continue
             policy.advance(control.policy_read_up_to)
             base = _base(control, policy.fold)
-            yield _recorded(transaction, control, base, before, policy.fold, shelf, scores)
+            at = _recorded(transaction, control, base, before, policy.fold, shelf, scores)
+            for problem in at.row_problems:
+                refuse_newer(problem.detail, f"{run_log.run}.trajectories[{problem.partition}]@{problem.offset}")
+            yield at
             shelf.forget(transaction)
             policy.forget(base, keep_proofs_of_last)
             before = control.position
@@ -155,7 +168,8 @@ def _recorded(
         loose=tuple(loose),
         scores=step_scores,
         expired=expired,
-        problems=(*(str(p) for p in transaction.problems), *(str(p) for p in problems), *unread),
+        row_problems=tuple(problems),
+        unread=(*(f"ledger[0]@{problem.offset}: {problem.message}" for problem in transaction.problems), *unread),
     )
 
 
@@ -228,6 +242,7 @@ class _Scores:
         for partition in self._ends:
             for entry in self._up_to(partition, version_in):
                 if entry.problem:
+                    refuse_newer(entry.problem, f"{self._run_log.run}.scores[{partition}]@{entry.offset}")
                     problems.append(f"scores[{partition}]@{entry.offset} cannot be read: {entry.problem}")
                 found |= {row.trajectory_id: row for row in entry.rows if row.version_in == version_in}
         return found, problems

@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from consumers.offline.replay.batch import StepInput, batch_differences, prepared, step_input
+from consumers.offline.replay.batch import StepInput, batch_differences, is_whole, prepared, step_input
 from consumers.offline.replay.compare import control_differences, file_differences, file_sha256, score_differences
-from consumers.offline.replay.plan import ReplayPlan, has_state, same_weights_as
+from consumers.offline.replay.plan import ReplayPlan, has_state, retired_words, same_weights_as
 from consumers.offline.replay.report import (
     Difference,
     Environment,
@@ -25,8 +25,10 @@ from consumers.offline.replay.report import (
     environment_of,
 )
 from consumers.offline.replay.scores import StepScores
+from consumers.offline.replay.whole import require_steps
 from consumers.offline.run_log import RunLog
 from consumers.offline.trained_steps import TrainedStep, trained_steps
+from consumers.offline.wholeness import refuse_newer
 from consumers.trainer.batch import Learner, StepOutcome
 from consumers.trainer.step import Advantages, AgeWeights, PreparedStep, StepMaker
 from infra.ports import CheckpointStore, Clock
@@ -62,13 +64,17 @@ def replay(
 ) -> Generator[tuple[ReplayedStep, Path], None, None]:  # fmt: skip
     """Each step of the plan: its report, and a directory with the model as made here (until the next one is asked for).
 
-    Args: fold: of the whole policy topic. tell: takes words on what is known before a step is trained."""
+    Args: fold: of the whole policy topic. tell: takes words on what is known before a step is trained.
+    RangeMissing, IllegalState: before the first step, where the log no longer holds what the plan needs, or before the
+    step whose rows retention removed or a newer build wrote."""
+    if words := require_steps(run_log, fold, plan):
+        tell(words)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory(prefix="driftlog-replay-")))
         scores = StepScores(run_log)
         stack.callback(scores.close)
         steps = stack.enter_context(closing(trained_steps(run_log, first=plan.first, last=plan.last)))
-        replayer = _Replayer(fold, store, open_retrainer, scores, clock=clock, tell=tell)
+        replayer = _Replayer(fold, plan, store, open_retrainer, scores, clock=clock, tell=tell)
         for step in steps:
             with TemporaryDirectory(dir=scratch) as directory:
                 yield replayer.make(step, Path(directory)), Path(directory)
@@ -118,10 +124,11 @@ class _Replayer:
     """Mutable: the learner, and which version it holds."""
 
     def __init__(
-        self, fold: PolicyFold, store: CheckpointStore, open_retrainer: OpenRetrainer, scores: StepScores, *,
-        clock: Clock, tell: Callable[[str], None],
+        self, fold: PolicyFold, plan: ReplayPlan, store: CheckpointStore, open_retrainer: OpenRetrainer,
+        scores: StepScores, *, clock: Clock, tell: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._fold = fold
+        self._plan = plan
         self._store = store
         self._open = open_retrainer
         self._scores = scores
@@ -138,12 +145,14 @@ class _Replayer:
 
     def make(self, step: TrainedStep, directory: Path) -> ReplayedStep:
         """One step, from its parent to the comparison."""
+        for problem in step.problems:
+            refuse_newer(problem.detail, f"{step.control.run}.trajectories[{problem.partition}]@{problem.offset}")
         made = _Made(step=step)
         self._find_stored(made)
         retrainer = self._prepare_learner(made)
         batch_in, found = step_input(step, self._fold)
         made.differences += found
-        if any(row is None for row in step.rows):
+        if not is_whole(step):
             self._holds = None
             return made.report()
         if not self._start(made, retrainer.learner):
@@ -168,7 +177,8 @@ class _Replayer:
             words = "its VersionPublished is not in the policy topic"
             made.differences.append(Difference(part="weights", subject=f"version {version}", detail=words))
         elif state.status is VersionStatus.RETIRED:
-            made.not_compared.append(f"weights and state: version {version} was retired")
+            words = retired_words(version, self._plan.retired)
+            made.not_compared.append(f"weights and state: version {version} {words}")
         else:
             try:
                 _, made.manifest = self._store.fetch(state.event.manifest_uri, state.event.manifest_sha256)

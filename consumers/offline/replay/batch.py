@@ -31,10 +31,16 @@ class StepInput:
     depth_in: int
 
 
+def is_whole(step: TrainedStep) -> bool:
+    """The ledger names every row of the batch, and all of them are there."""
+    return len(step.decisions) == step.control.trajectories and None not in step.rows
+
+
 def step_input(step: TrainedStep, fold: PolicyFold) -> tuple[StepInput, list[Difference]]:
     """The groups as the trainer had them, from a step whose rows are all there; and what is wrong with them."""
     version_in = step.control.version_in
-    found = [
+    found = _ledger_differences(step)
+    found += [
         Difference(part="data", subject=p.trajectory_id, place=p.place, detail=f"{p.kind}: {p.detail}")
         for p in step.problems
     ]
@@ -76,6 +82,19 @@ def batch_differences(step: TrainedStep, batch: PreparedStep) -> list[Difference
             if here != ledger:
                 words = f"{name} {ledger!r} in the ledger, computed again {here!r}"
                 found.append(_about(decision, words))
+    return found
+
+
+def _ledger_differences(step: TrainedStep) -> list[Difference]:
+    """Records of the transaction that are not what the trainer wrote, and decisions that are gone with them."""
+    found = [
+        Difference(part="data", subject="decisions", place=f"ledger[0]@{problem.offset}", detail=problem.message)
+        for problem in step.transaction.problems
+    ]
+    named, said = len(step.decisions), step.control.trajectories
+    if named != said:
+        words = f"the ledger names {named} rows of the batch, its StepCompleted says {said}"
+        found.append(Difference(part="data", subject="batch", detail=words))
     return found
 
 

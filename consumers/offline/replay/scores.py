@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from consumers.offline.run_log import RunLog, ScoresEntry
+from consumers.offline.wholeness import refuse_newer
 from schemas.scores_codec import ScoreRow
 from schemas.topics import TopicName, topic
 
@@ -13,6 +14,7 @@ class StepScores:
     """Ask for the steps in the order of the ledger: records lie in that order in each partition."""
 
     def __init__(self, run_log: RunLog) -> None:
+        self._run = run_log.run
         self._beginnings = run_log.beginnings(TopicName.SCORES)
         ends = {p: run_log.ends[topic(run_log.run, TopicName.SCORES), p] for p in self._beginnings}
         # Each partition by itself, as far as the step reaches: one reader over all would run ahead of it.
@@ -28,12 +30,15 @@ class StepScores:
         return not any(self._beginnings.values())
 
     def of(self, version_in: int) -> tuple[dict[str, ScoreRow], list[str]]:
-        """Trajectory id -> its scores in the step that updated that version; and what could not be read on the way."""
+        """Trajectory id -> its scores in the step that updated that version; and what could not be read on the way.
+
+        IllegalState at a record that a newer build wrote."""
         found: dict[str, ScoreRow] = {}
         problems: list[str] = []
         for partition in self._readers:
             while (entry := self._peek(partition)) is not None:
                 if entry.problem:
+                    refuse_newer(entry.problem, f"{self._run}.scores[{partition}]@{entry.offset}")
                     problems.append(f"scores[{partition}]@{entry.offset} cannot be read: {entry.problem}")
                 elif min((row.version_in for row in entry.rows), default=0) > version_in:
                     break

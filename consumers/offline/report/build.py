@@ -88,6 +88,7 @@ def _notices(reading: RunReading, beside: Beside) -> list[str]:
         found.append(f"The audit found {facts.findings_words(beside.audit)}: see below before trusting a number.")
     if beside.summary_problem:
         found.append(f"The run does not add up: {beside.summary_problem}")
+    found += [f"{gap}: what stands on them is not in this report." for gap in reading.missing]
     if reading.ledger.problems:
         found.append(f"{reading.ledger.problems} ledger records cannot be read or were altered.")
     if reading.policy.started_us is not None and not reading.ledger.versions:

@@ -12,16 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from consumers.offline.branches import BranchStart, branch_starts
+from consumers.offline.export.ranges import missing_ranges
 from consumers.offline.outcomes import Ends
 from consumers.offline.report.ledger_reading import LedgerReading
 from consumers.offline.report.policy_reading import PolicyReading
 from consumers.offline.report.row_reading import RowReading
 from consumers.offline.run_log import RunLog
+from consumers.offline.wholeness import readable_transactions, refuse_newer, require_policy
 from schemas.evaluation_codec import EvaluationRow
 from schemas.policy_events import VersionPublished
 from schemas.policy_fold import PolicyFold
 from schemas.policy_state import VersionStatus
+from schemas.topics import TopicName
 
+_NEEDED = (TopicName.LEDGER, TopicName.PROMPTS, TopicName.TRAJECTORIES)
+"""topics that are drawn from, beside policy, which must be whole"""
 _AT_WORK = ("ready", "serving", "draining", "loading")
 
 
@@ -66,10 +71,16 @@ class RunReading:
     """(greedy, version) -> scores"""
     prompts: Mapping[str, str]
     """group -> prompt text of the trajectories that are shown"""
+    missing: tuple[str, ...] = ()
+    """ranges that retention removed or that were cut off: what is drawn is of the rest"""
 
 
 def read_run(run_log: RunLog, *, texts: bool = True) -> RunReading:
-    """Read the log as it stands."""
+    """Read the log as it stands.
+
+    RangeMissing when `policy` lost its beginning: which version was what cannot be told. IllegalState at a record of
+    the ledger, or one that was trained, that a newer build wrote."""
+    require_policy(run_log)
     fold = PolicyFold()
     policy = PolicyReading()
     for entry in run_log.policy(fold):
@@ -77,7 +88,7 @@ def read_run(run_log: RunLog, *, texts: bool = True) -> RunReading:
         if fold.live is not None:
             fold.forget_proofs_below(fold.live)
     ledger = LedgerReading()
-    for transaction in run_log.transactions():
+    for transaction in readable_transactions(run_log):
         ledger.add(transaction)
     position = None if ledger.control is None else ledger.control.position
     newest_step = ledger.versions[-1] if texts and ledger.versions else None
@@ -86,6 +97,8 @@ def read_run(run_log: RunLog, *, texts: bool = True) -> RunReading:
         newest_step=newest_step,
     )  # fmt: skip
     for record in run_log.trajectories():
+        if record.error is not None and record.key in ledger.uses:  # others the trainer could not read either
+            refuse_newer(str(record.error), f"{run_log.run}.trajectories[{record.partition}]@{record.offset}")
         rows.add(record)
     return RunReading(
         run=run_log.run,
@@ -100,6 +113,7 @@ def read_run(run_log: RunLog, *, texts: bool = True) -> RunReading:
         idle=_idle(run_log),
         evaluations=_evaluations(run_log),
         prompts=_prompts(run_log, rows),
+        missing=tuple(gap.words for gap in missing_ranges(run_log, _NEEDED, position)),
     )
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from consumers.offline.replay import OpenRetrainer
 from driftlog.__main__ import main
+from driftlog.commands import replay as command
 from driftlog.wiring_replay import config_of
 from infra.config import Config, parse_config
 from infra.runner import ExitCode
 from schemas.errors import ConfigError
+from schemas.topics import TopicName
+from tests.fakes.simulated_run import SimulatedRun
+from tests.fakes.tiny_forge import Forge
 
 
 def test_neither_verify_nor_out_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,3 +55,49 @@ def test_an_unknown_digest_among_several_configurations_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="none of the 2 stored with the run"):
         config_of(others, "0" * 64)
+
+
+# ---------------------------------------------------------------------- a log that cannot answer
+
+
+def _newer_decisions(run: SimulatedRun) -> None:
+    record = next(r for r in run.records(TopicName.LEDGER) if r.header("arrow-schema") is not None)
+    headers = tuple((n, b"decisions/2.0" if n == "arrow-schema" else v) for n, v in record.headers)
+    Forge(run).rewrite(record, headers=headers)  # type: ignore[arg-type]
+
+
+def _policy_without_its_beginning(run: SimulatedRun) -> None:
+    run.log.drop_before("sim.policy", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_newer_decisions, "this build knows decisions/1.x; upgrade the reader"),
+        (_policy_without_its_beginning, "sim.policy[0]: records 0-2 are no longer in the log (retention)"),
+    ],
+)
+def test_a_log_that_cannot_answer_is_one_message_nothing_is_trained_and_nothing_written(
+    damage: Callable[[SimulatedRun], None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = SimulatedRun(tmp_path / "run", versions=1)
+    damage(run)
+    at = SimpleNamespace(log=run.run_log, store=run.world.store)
+
+    @contextmanager
+    def opened_run(options: Any) -> Iterator[Any]:
+        yield at
+
+    def no_learner(*arguments: Any) -> OpenRetrainer:
+        return lambda config_digest, threads: pytest.fail("a learner was asked for")
+
+    monkeypatch.setattr(command, "opened_run", opened_run)
+    monkeypatch.setattr("driftlog.wiring_replay.retrainers", no_learner)
+    out = tmp_path / "model"
+
+    assert main(["replay", "--version", "1", "--out", str(out)]) == ExitCode.FAILED
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not out.exists()

@@ -358,7 +358,7 @@ def test_every_check_is_tripped_by_some_test() -> None:
     elsewhere = {
         "G1.after_end", "G1.open", "G1.refused_but_decodes", "G1.trained_invalid", "G2.lag_above_limit",
         "G2.limits_unknown", "G2.stale_but_fresh", "G4.live_without_proof", "G4.void_events", "G4.unreadable_events",
-        "G4.weak_proofs", "G5.beyond_ledger", "G5.config", "store.unnamed", "log.gap", "log.truncated",
+        "G4.weak_proofs", "G5.beyond_ledger", "G5.config", "G6.replayable", "store.unnamed", "log.gap", "log.truncated",
         "recompute.behaviour", "recompute.scores", "mlflow.mirror",
     }  # fmt: skip
 

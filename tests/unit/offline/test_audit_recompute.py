@@ -168,15 +168,16 @@ def test_the_trainers_own_numbers_are_checked_under_the_version_of_the_step(tmp_
 
 def test_versions_that_are_gone_are_counted_as_not_checked(tmp_path: Path) -> None:
     run = ScoredRun(tmp_path, end=False)
-    run.append_event(ev.VersionRetired(run=RUN, at_us=1, version=0, rule="keep=2"))
+    run.append_event(ev.VersionRetired(run=RUN, at_us=1_000_000, version=0, rule="keep=2"))
     run.store.delete("tiny/a000/manifest.json")
 
     report = ask(run, honest(run))
 
     section = report.sections["recompute"]
-    assert section["not_checked"] == {"0": {"claims": 12, "why": "retired: its weights are gone"}}
+    why = "retired: its weights were removed at 1970-01-01T00:00:01.000000Z by rule keep=2"
+    assert section["not_checked"] == {"0": {"claims": 12, "why": why}}
     assert set(section["behaviour"]) == {"2"}
-    assert "version 0: 12 claims not checked: retired" in recompute_lines(section)[-1]
+    assert recompute_lines(section)[-1] == f"  version 0: 12 claims not checked: {why}"
     assert notices_of(report) == {"G1.open"}
 
 

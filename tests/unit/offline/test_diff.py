@@ -195,6 +195,18 @@ def test_a_row_that_cannot_be_read_is_one_message(pair: Pair) -> None:
         pair.compare()
 
 
+def test_decisions_of_a_newer_schema_version_are_one_message(pair: Pair) -> None:
+    record = next(r for r in pair.b.records(TopicName.LEDGER) if r.header("arrow-schema") is not None)
+    headers = tuple((n, b"decisions/2.0" if n == "arrow-schema" else v) for n, v in record.headers)
+    Forge(pair.b).rewrite(record, headers=headers)
+
+    with pytest.raises(IllegalState) as caught:
+        pair.compare()
+
+    assert f"tiny.ledger[0]@{record.offset}: " in str(caught.value)
+    assert "'decisions/2.0', this build knows decisions/1.x; upgrade the reader" in str(caught.value)
+
+
 def test_arrays_are_compared_bit_for_bit() -> None:
     zeros = np.array([1.0, 0.0], dtype=np.float32)
 

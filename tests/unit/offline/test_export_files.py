@@ -1,10 +1,12 @@
-"""The Parquet files of an export: bounded memory and open files, and how columns are encoded."""
+"""The Parquet files of an export: bounded memory and open files, how columns are encoded, and who else reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd  # type: ignore[import-untyped]
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from consumers.offline.export import ExportOptions, export, parquet
 from consumers.offline.export.parquet import PartitionedTable, parquet_options
 from consumers.offline.export.trajectories import TRAJECTORIES
-from tests.fakes.tiny_export import add_scores
+from tests.fakes.tiny_export import PROXIMAL, add_scores
 from tests.fakes.tiny_run import TinyRun
 
 
@@ -76,3 +78,43 @@ def test_log_probabilities_are_split_by_byte_and_strings_go_through_dictionaries
     for name in ("worker_id", "decision", "token_ids.list.element", "reward_parts.key_value.key"):
         assert "RLE_DICTIONARY" in encodings[name], name
     assert {group.column(i).compression for i in range(group.num_columns)} == {"ZSTD"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """(an export, the trajectories that were trained into version 2, with scores)."""
+    folder = tmp_path_factory.mktemp("exported")
+    run = TinyRun(folder / "store")
+    ids = add_scores(run, version=2)
+    export(run.run_log(), folder / "out", ExportOptions(), now_us=0, build="test")
+    return folder / "out", sorted(ids)
+
+
+def test_pandas_reads_an_export(exported: tuple[Path, list[str]]) -> None:
+    out, ids = exported
+
+    rows = pd.read_parquet(out / "trajectories")
+    steps = pd.read_parquet(out / "steps.parquet")
+
+    trained = rows[(rows.decision == "trained") & (rows.trained_at_version == 2)].sort_values("trajectory_id")
+    assert len(rows) == 14
+    assert trained.trajectory_id.tolist() == ids
+    assert [values.tolist() for values in trained.proximal_logprobs] == [list(PROXIMAL)] * len(ids)
+    assert trained.mean_log_ratio.tolist() == [0.125] * len(ids)
+    assert str(rows.requested_at.dt.tz) == "UTC"
+    assert steps.version.tolist() == [1, 2, 3]
+
+
+def test_polars_reads_an_export(exported: tuple[Path, list[str]]) -> None:
+    out, ids = exported
+
+    rows = pl.scan_parquet(out / "trajectories")
+    trained = rows.filter(pl.col("decision") == "trained", pl.col("trained_at_version") == 2).sort("trajectory_id")
+    found = trained.select("trajectory_id", "proximal_logprobs", "mean_log_ratio").collect()
+    by_version = rows.group_by("version").len().sort("version").collect()
+
+    assert found["trajectory_id"].to_list() == ids
+    assert found["proximal_logprobs"].to_list() == [list(PROXIMAL)] * len(ids)
+    assert found["mean_log_ratio"].to_list() == [0.125] * len(ids)
+    assert by_version["len"].sum() == 14
+    assert rows.collect_schema()["requested_at"] == pl.Datetime("us", "UTC")

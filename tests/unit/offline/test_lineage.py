@@ -12,7 +12,7 @@ from consumers.offline.lineage import read_lineage
 from consumers.offline.lineage.tree import tree_dot, tree_json, tree_lines, tree_order
 from consumers.offline.lineage.version import _line_words, version_lineage
 from schemas import policy_events as ev
-from schemas.errors import RangeMissing, UsageError
+from schemas.errors import IllegalState, RangeMissing, UsageError
 from schemas.topics import TopicName, topic
 from tests.fakes.tiny_forge import Forge
 from tests.fakes.tiny_run import TinyRun
@@ -148,6 +148,19 @@ def test_without_the_start_of_policy_or_ledger_there_is_one_message(tmp_path: Pa
 
     with pytest.raises(RangeMissing, match=rf"tiny.{name.value}\[0\]: records 0-1 are no longer in the log"):
         read_lineage(run.run_log())
+
+
+def test_decisions_of_a_newer_schema_version_are_one_message(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path)
+    record = next(r for r in run.records(TopicName.LEDGER) if r.header("arrow-schema") is not None)
+    headers = tuple((n, b"decisions/2.0" if n == "arrow-schema" else v) for n, v in record.headers)
+    Forge(run).rewrite(record, headers=headers)
+
+    with pytest.raises(IllegalState) as caught:
+        version_lineage(run.run_log(), 1)
+
+    assert str(caught.value).startswith(f"tiny.ledger[0]@{record.offset}: ")
+    assert "'decisions/2.0', this build knows decisions/1.x; upgrade the reader" in str(caught.value)
 
 
 def test_a_long_line_of_parents_is_told_by_its_ends() -> None:

@@ -10,22 +10,17 @@ from typing import Any
 import pytest
 
 from consumers.offline.reanalyse import Reanalysis, Segment, StepComparison, Totals, stream
-from consumers.offline.reanalyse.judge import ReanalysisRules
 from consumers.offline.reanalyse.known import NEVER, never_known
 from consumers.offline.reanalyse.report import totals_lines
 from consumers.offline.trained_steps import Shelf
-from consumers.trainer.admission import AdmissionRules
 from consumers.trainer.branching import BranchWish
-from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.replay import ReplayRules
-from consumers.trainer.selection import SelectionRules
-from consumers.trainer.step import AgeWeights
 from schemas.errors import ConfigError
 from schemas.ledger import Reason
 from tests.fakes.played_run import PlayedRun
+from tests.fakes.simulated_rules import simulated_rules
 from tests.fakes.simulated_run import SimulatedRun
 from tests.fakes.tiny_forge import Forge
-from tests.fakes.tiny_policy import TOKENIZER_DIGEST
 from tests.sim.services import mean_only
 
 VARIED = (2.0, 0.0, 1.0, 0.5)
@@ -293,10 +288,10 @@ def test_replayed_rows_have_no_stored_scores_and_fall_with_their_first_use(tmp_p
     run = SimulatedRun(
         tmp_path, versions=6, max_lag=2, run_ahead=1, replay=ReplayRules(steps=3, groups_per_step=1, max_use=2)
     )
-    own = _simulated_rules(run, 2)
+    own = simulated_rules(run, 2)
     first = Reanalysis(run.run_log(), {"config": Segment(own=own, other=own)})
     steps = list(first.steps())
-    strict = Reanalysis(run.run_log(), {"config": Segment(own=own, other=_simulated_rules(run, 0))})
+    strict = Reanalysis(run.run_log(), {"config": Segment(own=own, other=simulated_rules(run, 0))})
     list(strict.steps())
 
     assert first.totals.reproduction.different_count == 0
@@ -310,7 +305,7 @@ def test_a_row_that_was_altered_afterwards_is_named(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, versions=3)
     _, decision = Forge(run).trained()[0]
     Forge(run).edit_trajectory(str(decision.trajectory_id), reward=0.25)
-    own = _simulated_rules(run, 2)
+    own = simulated_rules(run, 2)
     reanalysis = Reanalysis(run.run_log(), {"config": Segment(own=own, other=own)})
 
     list(reanalysis.steps())
@@ -324,8 +319,8 @@ def test_rows_that_retention_removed_are_counted_and_their_groups_carried_over(t
     run = SimulatedRun(tmp_path, versions=4)
     for partition in range(4):
         run.log.drop_before("sim.trajectories", partition, 1)
-    own = _simulated_rules(run, 2)
-    reanalysis = Reanalysis(run.run_log(), {"config": Segment(own=own, other=_simulated_rules(run, 0))})
+    own = simulated_rules(run, 2)
+    reanalysis = Reanalysis(run.run_log(), {"config": Segment(own=own, other=simulated_rules(run, 0))})
 
     list(reanalysis.steps())
     totals = reanalysis.totals
@@ -349,23 +344,8 @@ def test_no_more_is_held_than_what_is_open_or_may_be_used_again(
 
     monkeypatch.setattr(stream, "Shelf", Watched)
     run = SimulatedRun(tmp_path, versions=20)
-    own = _simulated_rules(run, 2)
+    own = simulated_rules(run, 2)
     held = [shelves[0].held() for _ in Reanalysis(run.run_log(), {"config": Segment(own=own, other=own)}).steps()]
 
     assert len(held) == 20
     assert max(held) <= 2 * 4  # two steps of two groups are open at most, some read ahead in their partition
-
-
-def _simulated_rules(run: SimulatedRun, max_lag: int) -> ReanalysisRules:
-    """As tests/sim/services.py decides."""
-    return ReanalysisRules(
-        selection=SelectionRules(
-            groups_per_step=2, order="issue", min_group=2, filter_zero_variance=False,
-            admission=AdmissionRules(max_lag=max_lag, barrier=True, tokenizer_digest=TOKENIZER_DIGEST),
-        ),
-        group_size=run.world.plan.group_size,
-        age_weights=AgeWeights(max_lag=max_lag),
-        advantages=mean_only,
-        learner=LearnerSettings(),
-        fingerprint={},
-    )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from consumers.offline.replay.plan import NEWEST, ReplayPlan, plan_replay, same_weights_as
+from consumers.offline.wholeness import Retirement
 from schemas import policy_events as ev
 from schemas.errors import UsageError
 from schemas.policy_fold import PolicyFold
@@ -60,6 +61,12 @@ def test_a_retired_parent_is_named_and_where_nothing_before_has_state_the_first_
 
     with pytest.raises(UsageError, match=r"version 2 cannot be .*version 1, was retired.*the first that can be is 4"):
         plan_replay(fold, 2, NEWEST)
+
+    retired = {1: Retirement(at_us=2_000_000, rule="keep=2")}
+    with pytest.raises(UsageError) as caught:
+        plan_replay(fold, 2, NEWEST, retired)
+    removed = "its weights were removed at 1970-01-01T00:00:02.000000Z by rule keep=2"
+    assert f"its parent, version 1, was retired: {removed}, and no version before has state" in str(caught.value)
 
 
 def test_where_no_version_has_state_that_is_said() -> None:

@@ -119,13 +119,14 @@ def test_a_step_of_another_configuration_gets_a_learner_of_its_own_restored_from
 
 def test_of_a_retired_version_the_log_is_compared_and_the_next_step_goes_on_from_memory(tmp_path: Path) -> None:
     run = SimulatedRun(tmp_path, versions=3)
-    run.append_event(VersionRetired(run="sim", at_us=0, version=2, rule="by hand"))
+    run.append_event(VersionRetired(run="sim", at_us=1_000_000, version=2, rule="keep=1"))
     rig = Rig(run=run)
 
     steps = rig.make()
 
     assert parts_of(steps) == {}
-    assert [step.not_compared for step in steps] == [(), ("weights and state: version 2 was retired",), ()]
+    told = "was retired: its weights were removed at 1970-01-01T00:00:01.000000Z by rule keep=1"
+    assert [step.not_compared for step in steps] == [(), (f"weights and state: version 2 {told}",), ()]
     assert [step.started_from for step in steps] == ["checkpoint", "memory", "memory"]
     assert [len(step.files_compared) for step in steps] == [3, 0, 3]
     assert rig.opened == [("config", 1)]
