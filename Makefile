@@ -118,7 +118,7 @@ up: setup  ## make up CONFIG=configs/x.toml RUN=name: a run of your own
 down: $(STAMP)/project  ## stop what `up` left running on this machine
 	$(BIN)/driftlog down
 
-bench: setup $(BENCH)/.installed  ## the benchmarks in turn beside their peers (25 minutes) and docs/benchmarks.md; BENCH_ONLY=name, BENCH_SUITE_ARGS=--quick
+bench: setup $(BENCH)/.installed  ## the benchmarks in turn beside their peers (half an hour) and docs/benchmarks.md; BENCH_ONLY=name, BENCH_SUITE_ARGS=--quick
 	$(BENCH)/bin/python -m benchmarks.suite $(if $(BENCH_ONLY),--only $(BENCH_ONLY)) $(BENCH_SUITE_ARGS)
 
 # As for .venv-parity. A peer that cannot be installed here is left out with a printed reason: one line at a time.
@@ -143,7 +143,7 @@ bench-replay: setup  ## reading a run again: Kafka, Arrow cache, the bare librar
 chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
 	$(PY) -m tests.e2e.chaos_smoke
 
-chaos: setup  ## kill -9, SIGSTOP, a dying broker, a locked MLflow, a full disk (20 minutes); last line RESULT {json}
+chaos: setup  ## kill -9, SIGSTOP, a dying broker, a locked MLflow, a full disk (12 minutes); last line RESULT {json}
 	$(PY) -m tests.e2e.chaos $(CHAOS_ARGS)
 
 sim: $(STAMP)/project  ## the simulator over SEEDS=2000 seeds on two cores, or SEED=N again; last line RESULT {json}

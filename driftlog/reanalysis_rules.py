@@ -28,14 +28,15 @@ def changed_config(config: Config, overrides: Sequence[str]) -> Config:
     data: dict[str, Any] = config.model_dump(mode="json")
     for override in overrides:
         apply_override(data, override)
-    parse_config(_settled(config, data, overrides), "--set")  # an unknown key is named before an idle one
+    # Before the keys are judged: an unknown one is named before an idle one.
+    changed = parse_config(_settled(config, data, overrides), "--set", is_stored=True)
     for override in overrides:
         key = override.partition("=")[0].strip()
         if not any(key == known or key.startswith(f"{known}.") for known in JUDGED_BY):
             raise ConfigError(
                 f"--set {key}: a log cannot tell what it would have changed; reanalyse judges by {', '.join(JUDGED_BY)}"
             )
-    return parse_config(_settled(config, data, overrides), "--set")
+    return changed
 
 
 def split_reward(overrides: Sequence[str]) -> tuple[list[str], str | None]:

@@ -157,7 +157,7 @@ def find_run(directory: Path, name: str | None) -> RunDirectory:
 
 def read_config(path: Path) -> Config:
     """A stored, resolved configuration."""
-    return parse_config(_read_object(path), str(path))
+    return parse_config(_read_object(path), str(path), is_stored=True)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from infra.config_evaluation import EvaluationSection, evaluation_problems
-from infra.config_generator import GeneratorSection
+from infra.config_generator import GeneratorSection, generator_problems
 from infra.config_lora import LoraSection, lora_problems
 from infra.config_metrics import MetricsSection
 from infra.config_section import Section
@@ -97,7 +97,8 @@ class CoordinatorSection(Section):
     """barrier: a worker samples under a version only after VersionActivated; rolling: right after its own proof"""
     lease_s: float = Field(default=15.0, gt=0)
     """a worker without a heartbeat for this long is expired"""
-    switch_deadline_s: float = Field(default=30.0, gt=0)
+    switch_deadline_s: float = Field(default=90.0, gt=0)
+    """a living worker that has answered neither way by then is taken out of the switch"""
     failed_switches_in_row: int = Field(default=5, ge=1)
     """that many stop the run"""
     min_workers: int = Field(default=1, ge=1)
@@ -204,8 +205,8 @@ class Config(Section):
     metrics: MetricsSection = MetricsSection()
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
-        for problem in problems(self):
+    def _possible(self, info: ValidationInfo) -> Self:
+        for problem in problems(self, is_stored=bool(info.context and info.context.get("is_stored"))):
             raise ValueError(problem)
         return self
 
@@ -214,8 +215,11 @@ class Config(Section):
         return hashlib.sha256(json.dumps(learning_settings(self), sort_keys=True).encode()).hexdigest()
 
 
-def problems(config: Config) -> list[str]:
-    """Every combination that cannot work, in words that state the inequality and the way out."""
+def problems(config: Config, *, is_stored: bool = False) -> list[str]:
+    """Every combination that cannot work, in words that state the inequality and the way out.
+
+    is_stored: of a run that was made. What a worker waited for is its history then, and no reason not to read it.
+    """
     trainer, kafka, coordinator = config.trainer, config.kafka, config.coordinator
     found = []
     try:
@@ -269,6 +273,10 @@ def problems(config: Config) -> list[str]:
             f"2 * task.reward_timeout_s = {2 * config.task.reward_timeout_s:g} >= trainer.group_timeout_s = "
             f"{trainer.group_timeout_s:g}: a group would be given up while its reward may still answer; lower the first"
         )
+    if not is_stored:
+        found += generator_problems(
+            config.generator, switch_deadline_s=coordinator.switch_deadline_s, group_timeout_s=trainer.group_timeout_s
+        )
     return found
 
 
@@ -320,11 +328,13 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     return parse_config(data, where)
 
 
-def parse_config(data: Mapping[str, Any], where: str) -> Config:
-    """Check plain values. ConfigError names the key and, for an unknown one, the nearest known one."""
+def parse_config(data: Mapping[str, Any], where: str, *, is_stored: bool = False) -> Config:
+    """Check plain values. ConfigError names the key and, for an unknown one, the nearest known one.
+
+    is_stored: see `problems`."""
     _refuse_unknown(data, where)
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(data, context={"is_stored": is_stored})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

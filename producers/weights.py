@@ -27,6 +27,10 @@ from schemas.policy_state import WorkerKey
 log = logging.getLogger(__name__)
 
 
+_LONGEST_LOOK_S = 5.0
+"""between two looks for a checkpoint that is not there yet: every worker of the switch waits for the last one"""
+
+
 class Stage(StrEnum):
     """Where a load stands."""
 
@@ -66,6 +70,8 @@ class _Load:
     manifest_uri: str
     started_s: float
     stage_started_s: float
+    look_wait_s: float
+    """before the next look for a checkpoint that is not there yet"""
     directory: Path | None = None
     result: ProbeResult | None = None
     ack: Delivery | None = None
@@ -146,6 +152,7 @@ class WeightsKeeper:
             manifest_uri=published.manifest_uri,
             started_s=now_s,
             stage_started_s=now_s,
+            look_wait_s=self._s.retry_wait_s,
         )
         self._enter(Stage.FETCHING, now_s)
         self._fetch = self._executor.submit(self._store.fetch, published.manifest_uri, published.manifest_sha256)
@@ -166,8 +173,11 @@ class WeightsKeeper:
         try:
             directory, _ = future.result()
         except CheckpointMissing as error:
-            if now_s - load.started_s < self._s.fetch_timeout_s:
-                self._retry_at_s = now_s + self._s.retry_wait_s
+            left_s = load.started_s + self._s.fetch_timeout_s - now_s
+            if left_s > 0:
+                # The last look is at the limit and never after it: the switch deadline counts on that.
+                self._retry_at_s = now_s + min(load.look_wait_s, left_s)
+                load.look_wait_s = min(2 * load.look_wait_s, _LONGEST_LOOK_S)
                 return True
             self._fail(me, load, str(error), now_s)
             return True

@@ -95,8 +95,9 @@ def recovery_findings(
         wrong.append(f"restarts {_words(found.restarts)}, the faults explain {_words(restarts)}")
     if found.broker_starts != 1 + brokers:
         wrong.append(f"the broker was started {found.broker_starts} times, expected {1 + brokers}")
-    if found.in_doubt > brokers + stops[TRAINER]:
-        wrong.append(f"the trainer was in doubt {found.in_doubt} times, at most {brokers + stops[TRAINER]} expected")
+    doubts = brokers + stops[BROKER] + stops[TRAINER]
+    if found.in_doubt > doubts:
+        wrong.append(f"the trainer was in doubt {found.in_doubt} times, at most {doubts} expected")
     expected = restarts[TRAINER] - recovering + found.in_doubt
     if found.resumed != expected:
         wrong.append(f"the trainer resumed {found.resumed} times, expected {expected}")

@@ -10,16 +10,20 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from schemas.policy_events import VersionPublished, WorkerExpired
+from schemas.policy_events import VersionActivated, VersionPublished, WorkerExpired
 from tests.e2e.chaos_disk import SmallDisk
 from tests.e2e.chaos_hits import Hit, recovery_points, worker_of
-from tests.e2e.chaos_plan import BROKER, GENERATORS, LEASE_S, PROJECTOR, TRAINER, Fault, Phase, What
+from tests.e2e.chaos_plan import BROKER, COORDINATOR, GENERATORS, LEASE_S, PROJECTOR, TRAINER, Fault, Phase, What
 from tests.e2e.chaos_stage import TURN_S, Stage
 
 SETTLED_S = 0.3
 """a commit that was on its way to the broker when the trainer was stopped is visible by then"""
 TRANSACTION_S = 11.5
 """the broker has ended an open transaction by then: its time-out, its clean-up interval, and a little"""
+COORDINATOR_S = LEASE_S + 2.0
+"""every lease is over on the coordinator's clock by then, while heartbeats lie in the log that it has not read"""
+BROKER_S = 8.0
+"""longer than the session of a member of the prompts group (6 s), shorter than requests, transactions and leases"""
 _AIM_LIMIT_S = 180.0
 _WORK_LIMIT_S = 8.0
 
@@ -27,7 +31,7 @@ _WORK_LIMIT_S = 8.0
 def inject(stage: Stage, fault: Fault, random_: random.Random, disk: SmallDisk | None) -> Hit:
     """Do it; returns when it has hit, and for a fault that lasts, when it was taken back."""
     if fault.what is What.STOP:
-        return _stop_trainer(stage, fault, random_) if fault.service == TRAINER else _stop_generator(stage, fault)
+        return _stop(stage, fault, random_)
     if fault.what is What.LOCK_TRACKER:
         return _lock_tracker(stage, fault)
     if fault.what is What.FILL_DISK:
@@ -182,6 +186,14 @@ def _await_store(stage: Stage, *, staging: bool) -> None:
 # ---------------------------------------------------------------- faults that last
 
 
+def _stop(stage: Stage, fault: Fault, random_: random.Random) -> Hit:
+    if fault.service == TRAINER:
+        return _stop_trainer(stage, fault, random_)
+    if fault.service == COORDINATOR:
+        return _stop_coordinator(stage, fault)
+    return _stop_broker(stage, fault) if fault.service == BROKER else _stop_generator(stage, fault)
+
+
 def _stop_generator(stage: Stage, fault: Fault) -> Hit:
     """Longer than its lease: it is expired, and comes back under a new name."""
     worker, begun = worker_of(fault.service), len(stage.watch.view.policy)
@@ -213,6 +225,43 @@ def _stop_trainer(stage: Stage, fault: Fault, random_: random.Random) -> Hit:
         hit = stage.hit(fault, phase, f"stood still for {TRANSACTION_S:g} s at version {version}, {words}")
         hit.open_transaction = open_transaction
         hit.attempts = frozenset()  # its own checkpoint may still be committed when no transaction was begun
+    return hit
+
+
+def _stop_coordinator(stage: Stage, fault: Fault) -> Hit:
+    """Longer than every lease: nothing goes live meanwhile, and afterwards it expires nobody who wrote heartbeats."""
+    pid = stage.stop(COORDINATOR)
+    try:
+        with stage.frozen_trainer() as phase:
+            stage.watch.catch_up()
+            hit = stage.hit(fault, phase, "")
+        begun = len(stage.watch.view.policy)
+        _turn_for(stage, COORDINATOR_S)
+        stage.watch.catch_up()
+        news = [seen.event for seen in stage.watch.view.policy[begun:]]
+        assert not any(isinstance(event, VersionActivated) for event in news), "a version went live without coordinator"
+        hit.evidence = f"stood still for {COORDINATOR_S:g} s, nothing went live"
+        stage.say(f"    {hit.evidence}")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    hit.at_s = time.monotonic()
+    return hit
+
+
+def _stop_broker(stage: Stage, fault: Fault) -> Hit:
+    """Its connections stay and nobody answers. No process ends over it, and nothing is committed meanwhile."""
+    with stage.frozen_trainer() as phase:
+        stage.watch.catch_up()
+        pid = stage.stop(BROKER)
+        hit = stage.hit(fault, phase, "")
+    try:
+        _turn_for(stage, BROKER_S)
+        assert stage.watch.view.version == hit.version, "a version was committed by a broker that stands still"
+        hit.evidence = f"stood still for {BROKER_S:g} s, nothing was committed"
+        stage.say(f"    {hit.evidence}")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    hit.at_s = time.monotonic()
     return hit
 
 

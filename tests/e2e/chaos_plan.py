@@ -38,7 +38,7 @@ class What(StrEnum):
 
     KILL = "kill"
     STOP = "stop"
-    """SIGSTOP, and SIGCONT after longer than the lease or the transaction time-out"""
+    """SIGSTOP, and SIGCONT after longer than the lease or the transaction time-out; of the broker, after less"""
     LOCK_TRACKER = "lock_tracker"
     FILL_DISK = "fill_disk"
 
@@ -132,6 +132,8 @@ def _slow(random_: random.Random) -> tuple[Fault, ...]:
     faults = [
         Fault(what=What.STOP, service=random_.choice(GENERATORS)),
         Fault(what=What.STOP, service=TRAINER, phase=Phase.BETWEEN),
+        Fault(what=What.STOP, service=COORDINATOR),
+        Fault(what=What.STOP, service=BROKER),
         Fault(what=What.LOCK_TRACKER, service=PROJECTOR),
         Fault(what=What.FILL_DISK, service=TRAINER, phase=Phase.SAVING),
         Fault(what=What.KILL, service=BROKER),

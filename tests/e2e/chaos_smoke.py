@@ -19,7 +19,7 @@ from tests.e2e.driving import Site, going, kill_service, leftovers, make_site, s
 
 VICTIMS = ("generator-0", "trainer", "coordinator")
 END_LIMIT_S = 240.0
-_QUICK_LEASE = ("coordinator.lease_s=12.0", "coordinator.switch_deadline_s=12.0")
+_QUICK_LEASE = ("coordinator.lease_s=12.0", "coordinator.switch_deadline_s=12.0", "generator.fetch_timeout_s=1.0")
 
 
 def run_with_deaths(site: Site, victims: Sequence[str], *, versions: int) -> dict[str, Any]:

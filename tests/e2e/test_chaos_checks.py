@@ -23,6 +23,8 @@ from tests.e2e.chaos_disk import small_disk
 from tests.e2e.chaos_hits import Traces
 from tests.e2e.chaos_plan import (
     BASELINE,
+    BROKER,
+    COORDINATOR,
     SAME,
     TRAINER,
     Fault,
@@ -77,6 +79,24 @@ def test_a_recovery_that_is_missing_is_found() -> None:
     ]
     assert time_findings([hit_of(TRAINER_KILL, recovered_s=None)])[0].endswith("no sign of recovery")
     assert time_findings([hit_of(TRAINER_KILL, recovered_s=70.0)])[0].endswith("60 s to recover, at most 45")
+
+
+def test_services_that_stood_still_come_back_by_themselves_and_only_the_broker_may_leave_the_trainer_in_doubt() -> None:
+    quiet = Traces(deaths=Counter(), restarts=Counter(), broker_starts=1, resumed=0, in_doubt=0, store_full=0)
+    doubting = replace(quiet, in_doubt=1, resumed=1)
+    joins = {"g0": 1, "g1": 1}
+
+    def wrong(service: str, traces: Traces, joins: dict[str, int] = joins) -> list[str]:
+        fault = Fault(what=What.STOP, service=service)
+        return recovery_findings((fault,), (hit_of(fault),), traces, joins, 0)
+
+    assert wrong(BROKER, quiet) == wrong(BROKER, doubting) == wrong(COORDINATOR, quiet) == []
+    assert wrong(BROKER, replace(doubting, in_doubt=2))[0] == "the trainer was in doubt 2 times, at most 1 expected"
+    assert wrong(BROKER, replace(quiet, broker_starts=2)) == ["the broker was started 2 times, expected 1"]
+    assert wrong(COORDINATOR, doubting)[0] == "the trainer was in doubt 1 times, at most 0 expected"
+    assert wrong(COORDINATOR, quiet, {"g0": 2, "g1": 1}) == ["generator-0 joined 2 times, expected 1"]
+    restarted = replace(quiet, restarts=Counter({COORDINATOR: 1}))
+    assert wrong(COORDINATOR, restarted) == ["restarts coordinator: 1, the faults explain none"]
 
 
 def test_a_death_in_a_recovery_is_no_resumption() -> None:

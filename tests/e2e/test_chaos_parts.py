@@ -63,6 +63,13 @@ def test_every_seed_plans_enough_kills_and_no_service_dies_more_often_than_it_ma
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_every_seed_stops_a_generator_the_trainer_the_coordinator_and_the_broker(seed: int) -> None:
+    stops = [fault for plan in plans(seed) for fault in plan.faults if fault.what is What.STOP]
+
+    assert sorted(fault.service.partition("-")[0] for fault in stops) == [BROKER, COORDINATOR, "generator", TRAINER]
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_a_kill_of_a_recovering_trainer_follows_a_kill_of_the_trainer(seed: int) -> None:
     for plan in plans(seed):
         for before, fault in zip(plan.faults, plan.faults[1:], strict=False):
@@ -153,6 +160,8 @@ def test_a_coordinator_has_recovered_when_a_version_goes_live() -> None:
 
     assert recovered_at_s(hit, view_of((published(2, 11_000_000), 12.0)), str, 18.0) is None
     assert recovered_at_s(hit, view_of((live, 13.0)), str, 18.0) == 13.0
+    stopped = hit_of(Fault(what=What.STOP, service=COORDINATOR), recovered_s=None)
+    assert recovered_at_s(stopped, view_of((live, 13.0)), str, 18.0) == 13.0
 
 
 def test_a_generator_has_recovered_when_a_new_incarnation_is_admitted() -> None:

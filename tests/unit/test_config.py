@@ -64,6 +64,26 @@ def test_every_configuration_of_the_repository_is_possible(path: Path) -> None:
             {"checkpoints": {"garbage_grace_s": 371}},
             "checkpoints.garbage_grace_s = 371 <= trainer.rank_timeout_s + kafka.delivery_timeout_s + kafka.tran",
         ),
+        (
+            {"coordinator": {"switch_deadline_s": 70}},
+            "generator.fetch_timeout_s + generator.drain_timeout_s = 70 >= coordinator.switch_deadline_s = 70: a",
+        ),
+        (
+            {"generator": {"drain_timeout_s": 30.5}},
+            "generator.fetch_timeout_s + generator.drain_timeout_s = 90.5 >= coordinator.switch_deadline_s = 90: a",
+        ),
+        (
+            {"generator": {"in_flight": "keep", "fetch_timeout_s": 90}},
+            "generator.fetch_timeout_s = 90 >= coordinator.switch_deadline_s = 90: a worker would be expired",
+        ),
+        (
+            {"generator": {"park_timeout_s": 60}},
+            "generator.park_timeout_s = 60 >= trainer.group_timeout_s = 60: a group would be given up",
+        ),
+        (
+            {"task": {"reward": "a:b", "reward_timeout_s": 30}},
+            "2 * task.reward_timeout_s = 60 >= trainer.group_timeout_s = 60: a group would be given up",
+        ),
         ({"run": {"name": "No Spaces"}}, "run.name: run name 'No Spaces': use lower-case letters"),
     ],
 )
@@ -81,6 +101,10 @@ def test_a_combination_that_cannot_work_names_both_sides_and_the_reason(data: di
         {"trainer": {"min_group": 16}},
         {"coordinator": {"lease_s": 11.1}},
         {"generator": {"heartbeat_s": 5}},
+        {"coordinator": {"switch_deadline_s": 70.1}},
+        {"generator": {"in_flight": "keep", "fetch_timeout_s": 89, "drain_timeout_s": 100}},
+        {"generator": {"park_timeout_s": 59.9}},
+        {"task": {"reward": "a:b", "reward_timeout_s": 29.9}},
     ],
 )
 def test_the_last_value_that_works_is_accepted(data: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def test_a_plan_that_can_work_has_no_problems() -> None:
     ("change", "words"),
     [
         ({"tokens_per_s": 500}, "trainer.group_timeout_s = 60: groups would be given up"),
-        ({"write_bytes_per_s": 1e8}, "coordinator.switch_deadline_s = 30: every switch would fail"),
+        ({"write_bytes_per_s": 1e8}, "coordinator.switch_deadline_s = 90: every switch would fail"),
         ({"fetch_bytes_per_s": 5e7}, "most of what is generated would be too old"),
         ({"tokens_per_s": 1e8, "write_bytes_per_s": 1e13, "step_s": 0.001, "parameters": 1e6}, "a run has 4"),
     ],
@@ -120,7 +120,9 @@ def test_the_command_prints_words_or_json(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_command_ends_with_1_when_something_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(ARGUMENTS) == 1
+    too_soon = ["--set", "coordinator.switch_deadline_s=30", "--set", "generator.fetch_timeout_s=15"]
+
+    assert main([*ARGUMENTS, *too_soon]) == 1
     assert "every switch would fail" in capsys.readouterr().err
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from driftlog.options import config_of
+from driftlog.reanalysis_rules import changed_config
 from driftlog.run_directory import RunDirectory, find_run, read_config
 from infra.config import Config, parse_config
 from schemas.errors import ConfigError, UsageError
@@ -93,6 +94,21 @@ def test_a_stored_configuration_that_is_damaged_is_named(tmp_path: Path) -> None
 
     with pytest.raises(ConfigError, match=r"config\.json"):
         read_config(tmp_path / "config.json")
+
+
+def test_a_run_made_before_its_waits_were_checked_can_still_be_read_and_judged_again(tmp_path: Path) -> None:
+    waits = {"coordinator": {"switch_deadline_s": 30.0}, "generator": {"park_timeout_s": 60.0}}
+    with pytest.raises(ConfigError, match="coordinator.switch_deadline_s = 30"):
+        _config(**waits)
+    stored = _config().model_dump(mode="json")
+    for section, values in waits.items():
+        stored[section] |= values
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+
+    config = read_config(tmp_path / "config.json")
+
+    assert (config.coordinator.switch_deadline_s, config.generator.park_timeout_s) == (30, 60)
+    assert changed_config(config, ["trainer.max_lag=1"]).trainer.max_lag == 1
 
 
 def test_set_does_not_go_with_a_stored_configuration(tmp_path: Path) -> None:

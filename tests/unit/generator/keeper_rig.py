@@ -84,10 +84,22 @@ def weights_of(version: int) -> str:
     return next_weights("w", str(version))
 
 
+LIMITS = WeightsSettings(
+    run="demo", drain_timeout_s=2.0, fetch_timeout_s=60.0, load_tries=2, retry_wait_s=0.5, probe_tolerance=1e-4
+)
+
+
 class KeeperRig:
     """g0 is admitted and holds version 0 proven."""
 
-    def __init__(self, root: Path, executor: Executor | None = None, *, prefix_cache: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        executor: Executor | None = None,
+        *,
+        prefix_cache: bool = False,
+        limits: WeightsSettings = LIMITS,
+    ) -> None:
         self.clock = VirtualClock()
         self.script: PolicyScript = PolicyScript()
         self.engine = TinyEngine(self.clock, prefix_cache=prefix_cache)
@@ -96,11 +108,8 @@ class KeeperRig:
         self.lose_sends = 0
         for version in range(4):
             self.shelf.put(version, weights_of(version))
-        settings = WeightsSettings(
-            run="demo", drain_timeout_s=2.0, fetch_timeout_s=60.0, load_tries=2, retry_wait_s=0.5, probe_tolerance=1e-4
-        )
         self.keeper = WeightsKeeper(
-            settings, engine=self.engine, store=self.shelf, executor=executor or InlineExecutor(),  # type: ignore[arg-type]
+            limits, engine=self.engine, store=self.shelf, executor=executor or InlineExecutor(),  # type: ignore[arg-type]
             clock=self.clock, send=self._send,
         )  # fmt: skip
 

@@ -189,20 +189,28 @@ def test_a_checkpoint_that_shows_up_late_is_waited_for(rig: KeeperRig) -> None:
         assert rig.keeper.held == 0
         assert not rig.keeper.holds_back
     rig.shelf.always = None
+    rig.clock.advance(5)
     rig.step()
 
     assert rig.keeper.held == 1
     assert [type(event).__name__ for event in rig.sent] == ["VersionLoaded"]
 
 
-def test_a_checkpoint_that_never_shows_up_is_given_up_after_the_limit(rig: KeeperRig) -> None:
+def test_a_checkpoint_that_is_not_there_is_looked_for_with_growing_waits_and_at_the_limit_for_the_last_time(
+    rig: KeeperRig,
+) -> None:
     """C109."""
+    rig.shelf.fetched.clear()
     rig.shelf.always = CheckpointMissing("not there")
     rig.switch_to(1)
-    for _ in range(62):
-        rig.step()
-        rig.clock.advance(1)
+    looks_s: list[float] = []
+    begun_s = rig.clock.monotonic_s()
+    while not rig.sent and rig.clock.monotonic_s() - begun_s < 70:
+        rig.step(3)
+        looks_s += [rig.clock.monotonic_s() - begun_s] * (len(rig.shelf.fetched) - len(looks_s))
+        rig.clock.advance(0.5)
 
+    assert looks_s == [0, 0.5, 1.5, 3.5, 7.5, *(12.5 + 5 * n for n in range(10)), 60]
     assert [type(event).__name__ for event in rig.sent] == ["LoadFailed"]
     assert rig.keeper.held == 0
 
