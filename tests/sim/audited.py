@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from consumers.offline.audit import AuditRules, audit
 from consumers.offline.audit.report import Severity
 from consumers.offline.run_log import RunLog
+from consumers.trainer.step import AgeWeights
 from infra.ports import EventReader
 from schemas.trajectory_codec import TrajectoryLimits
 from tests.fakes.tiny_policy import VOCABULARY
@@ -25,7 +26,13 @@ def audit_errors(world: World) -> list[str]:
     limits = TrajectoryLimits(vocabulary_size=VOCABULARY)
     log = RunLog(RUN, open_reader, clock=world.clock, pause=world.clock.advance, limits=limits)
     max_use = plan.replay.max_use if plan.replay.steps else 1
-    rules = AuditRules(max_lag=plan.max_lag, max_use=max_use, barrier=plan.barrier, advantages=mean_only)
+    rules = AuditRules(
+        max_lag=plan.largest_lag,
+        max_use=max_use,
+        barrier=plan.barrier,
+        weight=AgeWeights(max_lag=plan.max_lag, decay=plan.stale_decay).weight,
+        advantages=mean_only,
+    )
     report = audit(log, rules, world.store())
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     # Requests that a stranger wrote are errors by rule: nobody but the trainer may write there.

@@ -67,7 +67,7 @@ def _uses(world: World, decisions: list[DecisionRow]) -> list[str]:
     problems = [
         f"G2: {d.trajectory_id} trained with lag {d.policy_lag}"
         for d in rows
-        if d.decision is not Decision.DROPPED and (d.policy_lag is None or d.policy_lag > world.plan.max_lag)
+        if d.decision is not Decision.DROPPED and (d.policy_lag is None or d.policy_lag > world.plan.largest_lag)
     ]
     replayed = Counter(d.trajectory_id for d in rows if d.decision is Decision.REPLAYED)
     problems += [

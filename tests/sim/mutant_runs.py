@@ -20,7 +20,9 @@ import pytest
 
 from consumers.trainer.replay import ReplayRules
 from tests.sim import mutants_evaluator as judge
+from tests.sim import mutants_log as log
 from tests.sim import mutants_overlap as overlap
+from tests.sim import mutants_stale as stale
 from tests.sim import mutants_switch as switch
 from tests.sim import mutants_trainer as trainer
 from tests.sim.faults import KINDS, FaultyWorld, Kind, faults_of
@@ -57,8 +59,24 @@ CACHED: Changes = {**CALM, "prefix_cache": True, "versions": 7, "prompts": 3}
 LONGER: Changes = {**CALM, "versions": 40, "skew_s": 0.0}
 """than the grace time of unnamed directories"""
 EVALUATES: Changes = {"evaluate": True, "crashable": ("evaluator",), "crash_probability": 0.05, "versions": 5}
+LATE_GROUPS: Changes = {
+    **CALM, "max_lag": 1, "run_ahead": 1, "order": "ready", "batching": "mixed", "straggler_share": 0.4, "versions": 7,
+    "generators": 2, "hold_for_in_flight": False, "groups_per_step": 2,
+}  # fmt: skip
+WEIGHED: Changes = {**LATE_GROUPS, "hard_max_lag": 3, "stale_decay": 0.5, "keep": "all"}
+PINS: Changes = {**CALM, "keep": 3, "max_lag": 1, "run_ahead": 1, "versions": 7, "pin_version": 1}
+SPARSE_STATE: Changes = {**TRAINER_DIES, "state_every": 3}
+BLIND: Changes = {
+    **CALM, "generators": 1, "groups_in_flight": 1, "batching": "group", "straggler_share": 0.0, "polls_per_group": 30,
+    "max_lag": 3, "run_ahead": 2, "groups_per_step": 12, "lag_share": 0.2, "stall_s": 20.0, "faults_until_s": 40.0,
+    "group_timeout_s": 50.0, "versions": 3, "prompts": 40,
+}  # fmt: skip
+"""one worker with a long queue, and topics that stand still for longer than a lease"""
 NONE: tuple[Kind, ...] = ()
-_PLAIN: Changes = {"then_branch_from": None, "overlap": False, "evaluate": False}
+_PLAIN: Changes = {
+    "then_branch_from": None, "overlap": False, "evaluate": False, "hard_max_lag": None, "stale_decay": 1.0,
+    "pin_version": None,
+}  # fmt: skip
 """what a family turns on where its bug needs it"""
 
 
@@ -187,6 +205,31 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(plant=switch.a_version_that_is_still_needed_is_retired, breaks="liveness", within=2, changes={"keep": 2}),
     Mutant(plant=switch.a_shared_checkpoint_is_deleted, breaks="", within=10,
            changes={**BRANCHES, "keep": 2, "then_branch_from": 4}),
+    # stale.action
+    Mutant(plant=stale.every_row_is_weighed_alike, breaks="G2", within=8, changes=WEIGHED),
+    Mutant(plant=stale.the_weight_is_that_of_one_step_more, breaks="G2", within=8, changes=WEIGHED),
+    Mutant(plant=stale.hard_max_lag_is_ignored, breaks="G2", within=6,
+           changes={**RUNS_AHEAD, **CALM, "max_lag": 1, "hard_max_lag": 2, "stale_decay": 0.5, "run_ahead": 4},
+           kinds=NONE),
+    Mutant(plant=stale.nothing_is_held_for_groups_in_flight, breaks="G2", within=8,
+           changes={**LATE_GROUPS, "hold_for_in_flight": True}),
+    # which versions are kept, and which is next
+    Mutant(plant=stale.a_pinned_version_is_retired, breaks="G4", within=4, changes=PINS),
+    Mutant(plant=stale.a_pin_is_forgotten_by_everybody, breaks="G4", within=4, changes=PINS),
+    Mutant(plant=stale.the_last_version_with_state_is_retired, breaks="", within=8,
+           changes={**SPARSE_STATE, "keep": 3}),
+    Mutant(plant=stale.a_switch_goes_to_an_older_candidate_than_the_newest, breaks="G4", within=8,
+           changes={**RUNS_AHEAD, **CALM, "versions": 7, "slow_share": 0.7}),
+    Mutant(plant=stale.a_branch_does_not_abandon_what_is_open, breaks="G1", within=8, changes=SPARSE_STATE),
+    Mutant(plant=stale.a_restart_goes_on_from_a_version_without_state, breaks="G6", within=8, changes=SPARSE_STATE),
+    # between the services and the log
+    Mutant(plant=log.uncommitted_records_are_read, breaks="G4", within=8, changes=TRAINER_DIES),
+    Mutant(plant=log.the_state_is_read_before_the_predecessor_is_fenced, breaks="G1", within=8,
+           changes=CALM, kinds=("second_trainer",)),
+    Mutant(plant=log.offsets_of_a_revoked_partition_are_committed, breaks="G7", within=8, changes=WORKERS_DIE),
+    Mutant(plant=log.kept_groups_get_no_new_segment, breaks="G", within=8,
+           changes={**LATE_GROUPS, "in_flight": "keep", "max_lag": 3}),
+    Mutant(plant=log.a_worker_that_reads_nothing_goes_on_admitting, breaks="G7", within=6, changes=BLIND, kinds=NONE),
     # collecting garbage
     Mutant(plant=switch.garbage_is_whatever_is_not_live, breaks="", within=4, changes={**LONGER, "keep": "all"}),
 )  # fmt: skip

@@ -12,6 +12,9 @@ from consumers.trainer.replay import ReplayRules
 EVERYBODY = ("trainer", "coordinator", "g", "evaluator")
 _OVERLAP_SHARE = 0.4
 _EVALUATE_SHARE = 0.5
+_WEIGHS_SHARE = 0.25
+_LATE_SHARE = 0.7
+_PINS_SHARE = 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,10 @@ class Plan:
     in_flight: Literal["finish", "keep"] = "finish"
     order: Literal["issue", "ready"] = "issue"
     hold_for_in_flight: bool = False
+    """stale.action = wait"""
+    hard_max_lag: int | None = None
+    """stale.action = down_weight up to this lag; None: what is above max_lag is dropped"""
+    stale_decay: float = 1.0
     keep: int | Literal["all"] = "all"
     """versions whose weights are kept"""
     batching: Literal["group", "mixed"] = "group"
@@ -73,8 +80,15 @@ class Plan:
     """engines keep keys and values of prompts beyond a request"""
     evaluate: bool = False
     """an evaluator runs beside"""
+    pin_version: int | None = None
+    """a person pins this version as soon as it is published"""
     turns: int = 1
     """of an episode; above 1 an environment answers in between, after a while"""
+
+    @property
+    def largest_lag(self) -> int:
+        """Policy lag above which nothing is trained."""
+        return self.max_lag if self.hard_max_lag is None else self.hard_max_lag
 
     @property
     def barrier(self) -> bool:
@@ -122,4 +136,29 @@ def plan_of(seed: int, crash_probability: float | None = None) -> Plan:
         plan = replace(plan, then_branch_from=rng.randrange(plan.versions))
     overlap = random.Random(f"overlap/{seed}").random() < _OVERLAP_SHARE
     evaluate = random.Random(f"evaluate/{seed}").random() < _EVALUATE_SHARE
-    return replace(plan, prefix_cache=rng.random() < 0.5, overlap=overlap, evaluate=evaluate)
+    plan = replace(plan, prefix_cache=rng.random() < 0.5, overlap=overlap, evaluate=evaluate)
+    return _pinning(_weighing(plan))
+
+
+# What came later draws from streams of its own, so that the other seeds keep their plans.
+def _weighing(plan: Plan) -> Plan:
+    """stale.action = down_weight, in some of those that do not hold the step; mostly where groups come late enough."""
+    rng = random.Random(f"down_weight/{plan.seed}")
+    if plan.hold_for_in_flight or rng.random() >= _WEIGHS_SHARE:
+        return plan
+    if rng.random() < _LATE_SHARE:
+        plan = replace(
+            plan, max_lag=1, run_ahead=1, order="ready", batching="mixed", versions=7,
+            straggler_share=rng.choice((0.2, 0.4)), generators=max(plan.generators, 2),
+        )  # fmt: skip
+    hard_max_lag = plan.max_lag + rng.choice((1, 2, 4))
+    keep = "all" if plan.keep == "all" else hard_max_lag + 2
+    return replace(plan, hard_max_lag=hard_max_lag, stale_decay=rng.choice((0.5, 0.25)), keep=keep)
+
+
+def _pinning(plan: Plan) -> Plan:
+    """Somebody pins a version, in some of those that retire any."""
+    rng = random.Random(f"pin/{plan.seed}")
+    if plan.keep == "all" or rng.random() >= _PINS_SHARE:
+        return plan
+    return replace(plan, pin_version=rng.randrange(plan.versions))

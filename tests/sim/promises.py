@@ -49,11 +49,16 @@ def _void_decisions(world: World, reading: Reading) -> list[str]:
     unless a worker spoke between its look and its word (an event that reached the log in the same call)."""
     times = {record.offset: record.timestamp_ms for record in records(world, TopicName.POLICY)}
     spoke = {times[offset] for offset, event, _ in reading.policy if isinstance(event, _WORKERS)}
-    return [
-        f"G4: policy@{offset}: the coordinator wrote a void {event.type}: {void.reason}"
-        for offset, event, void in reading.policy
-        if void is not None and isinstance(event, _COORDINATORS) and times[offset] not in spoke
-    ]
+    pinned = {event.version for _, event, void in reading.policy if isinstance(event, ev.VersionPinned) and not void}
+    problems = []
+    for offset, event, void in reading.policy:
+        if void is None or not isinstance(event, _COORDINATORS) or times[offset] in spoke:
+            continue
+        if isinstance(event, ev.VersionRetired) and event.version in pinned:
+            pinned.remove(event.version)  # the pin had not reached it yet; once it has read its own words, it has
+            continue
+        problems.append(f"G4: policy@{offset}: the coordinator wrote a void {event.type}: {void.reason}")
+    return problems
 
 
 def _whole_groups(world: World, reading: Reading) -> list[str]:
@@ -76,7 +81,7 @@ def _whole_groups(world: World, reading: Reading) -> list[str]:
 
 def _closed_unread(world: World, reading: Reading) -> list[str]:
     """No group is given up as lost or incomplete while a complete claim lay in the log before its time was up."""
-    complete = _complete_claims(world, reading)
+    complete = complete_claims(world, reading)
     issued_ms: dict[str, int] = {}
     problems = []
     for transaction in reading.transactions:
@@ -94,7 +99,7 @@ def _closed_unread(world: World, reading: Reading) -> list[str]:
     return problems
 
 
-def _complete_claims(world: World, reading: Reading) -> dict[str, int]:
+def complete_claims(world: World, reading: Reading) -> dict[str, int]:
     """Group -> broker time (ms) at which one claim of it was complete in the log, every row good."""
     times = {
         (record.partition, record.offset): record.timestamp_ms for record in records(world, TopicName.TRAJECTORIES)

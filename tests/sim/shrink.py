@@ -17,7 +17,8 @@ _SIMPLE: dict[str, tuple[object, ...]] = {
     "lag_share": (0.0,), "slow_share": (0.0,), "straggler_share": (0.0,), "replay": (ReplayRules(),),
     "filter_zero_variance": (False,), "state_every": (1,), "mode": ("barrier",), "in_flight": ("finish",),
     "order": ("issue",), "hold_for_in_flight": (False,), "keep": ("all",), "batching": ("group",),
-    "then_branch_from": (None,), "poison_prompt": (None,), "evaluate": (False,),
+    "then_branch_from": (None,), "poison_prompt": (None,), "evaluate": (False,), "hard_max_lag": (None,),
+    "pin_version": (None,),
 }  # fmt: skip
 
 

@@ -67,15 +67,19 @@ def _row(
     if any(segment.version not in chain for segment in row.segments):
         return [f"G2: {name} was sampled under {[s.version for s in row.segments]}, not on the chain of {base}"]
     lag = max(fold.versions[base].depth - fold.versions[s.version].depth for s in row.segments)
-    if lag != decision.policy_lag or lag > world.plan.max_lag:
+    plan = world.plan
+    if lag != decision.policy_lag or lag > plan.largest_lag:
         problems.append(f"G2: {name} was trained at lag {lag} (the ledger says {decision.policy_lag})")
+    weight = plan.stale_decay ** (lag - plan.max_lag) if lag > plan.max_lag else 1.0
+    if decision.weight != weight:
+        problems.append(f"G2: {name} of lag {lag} was trained with weight {decision.weight}, {weight} is right")
     for segment in row.segments:
         proof = fold.proofs.get(segment.proof)
         mine = (row.worker_id, row.incarnation, segment.version)
         if proof is None or (proof.worker, proof.incarnation, proof.version) != mine or segment.proof >= read_up_to:
             problems.append(f"G3: {name} was trained without a proof of version {segment.version}")
         live_at = fold.versions[segment.version].activated_at_offset
-        if world.plan.barrier and (live_at is None or live_at >= read_up_to):
+        if plan.barrier and (live_at is None or live_at >= read_up_to):
             problems.append(f"G4: {name} was trained before version {segment.version} was live")
         sampled = weights[_weights_of(segment.version, fold, weights)]
         for at in range(position, position + segment.length):

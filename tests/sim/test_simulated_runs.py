@@ -32,7 +32,8 @@ CHUNK = 10
 SETTINGS: dict[str, set[object]] = {
     "max_lag": {0, 1, 2, 3}, "mode": {"barrier", "rolling"}, "in_flight": {"finish", "keep"}, "state_every": {1, 2, 3},
     "order": {"issue", "ready"}, "batching": {"group", "mixed"}, "generators": {1, 2, 3}, "hold_for_in_flight": {True},
-    "overlap": {False, True}, "evaluate": {False, True},
+    "overlap": {False, True}, "evaluate": {False, True}, "hard_max_lag": {None, 2, 3, 5},
+    "stale_decay": {0.25, 0.5, 1.0},
     "filter_zero_variance": {True}, "keep": {"all", 2, 3, 4, 5}, "groups_in_flight": {1, 2, 4},
 }  # fmt: skip
 
@@ -75,6 +76,7 @@ def test_the_seeds_of_the_suite_meet_every_kind_of_fault_and_every_setting() -> 
         assert {getattr(plan, name) for plan in plans} >= values, name
     assert any(plan.poison_prompt is not None for plan in plans)
     assert any(plan.then_branch_from is not None for plan in plans)
+    assert sum(plan.pin_version is not None for plan in plans) >= 5
 
 
 def test_deaths_hit_the_places_that_matter() -> None:

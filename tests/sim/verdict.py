@@ -19,6 +19,7 @@ from tests.sim.invariants import check
 from tests.sim.plan import Plan
 from tests.sim.promises import check_promises
 from tests.sim.stamps import check_stamps
+from tests.sim.steering import check_steering
 from tests.sim.world import World
 
 _MEMORY = Path("/dev/shm")
@@ -42,10 +43,11 @@ class Verdict:
 
 def violations(world: World) -> list[str]:
     """Every violation of a run that is over, in words."""
-    problems = world.bounds.problems + check(world)
+    problems = world.bounds.problems + world.workers.problems + check(world)
     if any(problem.startswith("liveness") for problem in problems):
         return problems  # the log of a run that did not end has no end to be judged by
-    return problems + check_stamps(world) + check_promises(world) + check_evaluations(world) + audit_errors(world)
+    problems += check_stamps(world) + check_promises(world) + check_steering(world) + check_evaluations(world)
+    return problems + audit_errors(world)
 
 
 def judged(plan: Plan, directory: Path, faults: Sequence[Fault] | None = None) -> tuple[FaultyWorld | None, list[str]]:

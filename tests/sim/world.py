@@ -16,9 +16,14 @@ from pathlib import Path
 
 from consumers.trainer.branching import BranchWish
 from infra.checkpoint_store import FsspecCheckpointStore
-from infra.ports import CheckpointStore, Clock
+from infra.policy_follower import PolicyFollower
+from infra.ports import CheckpointStore, Clock, Message
 from schemas.errors import DriftlogError, Fenced
+from schemas.headers import control_headers
 from schemas.ids import parse_group_id
+from schemas.policy_events import VersionPinned, encode_policy_event
+from schemas.policy_state import VersionStatus
+from schemas.topics import TopicName, topic
 from schemas.trajectory import PromptRequest
 from tests.fakes.memory_log import Arrivals, Crash, Hook, MemoryLog, Phase
 from tests.fakes.memory_ports import MemoryClient
@@ -29,6 +34,7 @@ from tests.sim.bounds import BoundsWatch
 from tests.sim.plan import Plan
 from tests.sim.services import RUN, Service
 from tests.sim.surroundings import FaultyStore, SkewedClock, Trouble
+from tests.sim.worker_watch import WorkerWatch
 
 __all__ = ["RUN", "Plan", "Process", "World", "simulate"]
 
@@ -40,6 +46,8 @@ _SLOW_S = (0.1, 4.0)
 _SLOW_PUBLICATION_S = 2.0
 _EVERYTHING = 1_000_000
 _STALL_SHARE = 0.01
+_PERSON_LOOKS_EVERY = 10
+"""turns"""
 
 
 @dataclass(slots=True)
@@ -80,6 +88,9 @@ class World:
         self.processes += [Process("evaluator", self._evaluator)] if plan.evaluate else []
         self.steps = 0
         self.bounds = BoundsWatch(self)
+        self.workers = WorkerWatch(self, RUN, services.LEASE_S)
+        self._person = None if plan.pin_version is None else services.follower(self.log.client("person"))
+        """who is going to pin a version"""
         self.crash_places: Counter[str] = Counter()
         self.poison_deaths: Counter[str] = Counter()
         """group -> workers that died generating it"""
@@ -115,6 +126,25 @@ class World:
             self.clock.advance(_IDLE_TURN_S if quiet else self.random.choice(_TURN_S))
             self.steps += 1
             self.bounds.look(process)
+            self.workers.look(process)
+            if self._person is not None and self.steps % _PERSON_LOOKS_EVERY == 0:
+                self._pin_if_published(self._person)
+
+    def _pin_if_published(self, person: PolicyFollower) -> None:
+        """Once; a version that was retired before somebody thought of it can not be pinned any more."""
+        person.advance()
+        version = self.plan.pin_version
+        assert version is not None
+        state = person.fold.versions.get(version)
+        if state is None or not self.log.available:
+            return
+        self._person = None
+        if state.status is not VersionStatus.RETIRED:
+            pinned = VersionPinned(run=RUN, at_us=self.clock.now_us(), version=version, reason="somebody likes it")
+            value = encode_policy_event(pinned)
+            headers = control_headers(pinned, value, "person")
+            name = topic(RUN, TopicName.POLICY)
+            self.log.append(Message(topic=name, key=RUN.encode(), value=value, headers=headers))
 
     def process(self, name: str) -> Process:
         """By name."""

@@ -73,6 +73,54 @@ def test_a_batch_in_order_of_arrival_takes_complete_groups_as_they_come() -> Non
     assert chosen(found, fold, replace(RULES, order="ready"))[0] == [2, 3]
 
 
+HOLDING = replace(RULES, order="ready", hold_for_in_flight=True, run_ahead=1)
+"""stale.action = wait: a group sampled one step ahead of its own may be trained two steps late"""
+
+
+def desk_at_the_limit() -> tuple[PolicyFold, Assembler]:
+    """Depth 2, groups 2 and 3 meant for step 1, 4 and 5 for step 2; 3 and 4 are in."""
+    fold, proofs = world(3)
+    found = desk_of(6)
+    for number in (0, 1):
+        found.close(name(number))
+    for number in (3, 4):
+        fill(found, number, [1, 0, 0, 1], [(2, 2, proofs[2])])
+    return fold, found
+
+
+def test_a_step_that_would_make_a_group_in_flight_too_old_is_held() -> None:
+    fold, found = desk_at_the_limit()
+
+    assert chosen(found, fold, HOLDING) == ([], [name(2)], [])
+    assert chosen(found, fold, replace(HOLDING, hold_for_in_flight=False))[0] == [3, 4]
+
+
+def test_a_held_step_goes_on_once_the_group_in_flight_is_in() -> None:
+    fold, found = desk_at_the_limit()
+    fill(found, 2, [1, 0, 0, 1], [(2, 2, world(3)[1][2])])
+
+    assert chosen(found, fold, HOLDING) == ([2, 3], [], [])
+
+
+def test_a_held_step_goes_on_once_the_group_in_flight_is_given_up() -> None:
+    """Its time-out bounds the wait."""
+    fold, found = desk_at_the_limit()
+    found.close(name(2))
+
+    assert chosen(found, fold, HOLDING) == ([3, 4], [], [])
+
+
+def test_groups_in_flight_that_one_more_step_leaves_fresh_hold_nothing() -> None:
+    """Groups 4 and 5 are meant for the step at hand: after it they are two steps old, which is allowed."""
+    fold, proofs = world(3)
+    found = desk_at_the_limit()[1]
+    fill(found, 2, [1, 0, 0, 1], [(2, 2, proofs[2])])
+    found.close(name(4))
+
+    assert chosen(found, fold, HOLDING) == ([2, 3], [], [])
+    assert chosen(found, fold, replace(HOLDING, run_ahead=2)) == ([], [name(5)], [])
+
+
 def test_surplus_ready_groups_stay_for_the_next_batches() -> None:
     """C46: ten complete groups, four a batch: 4, 4 and 2, each once."""
     fold, proofs = world()

@@ -222,6 +222,17 @@ def test_a_version_that_is_being_branched_from_is_kept() -> None:
     assert retired(script, 2) == [0, 2]
 
 
+def test_a_pinned_version_is_kept_until_it_is_unpinned_and_nothing_is_said_of_it_meanwhile() -> None:
+    """The fold voids a retirement of it: a coordinator that went by age alone would write one after the other."""
+    script, _ = running(G0, versions=5)
+    assert script.tell(ev.VersionPinned(run="demo", at_us=0, version=1, reason="best so far")) is None
+    while_pinned = [retired(script, 2), retired(script, 2)]
+    assert script.tell(ev.VersionUnpinned(run="demo", at_us=0, version=1)) is None
+
+    assert while_pinned == [[0, 2], []]
+    assert retired(script, 2) == [1]
+
+
 def test_nothing_is_retired_when_all_are_kept() -> None:
     script, _ = running(G0, versions=5)
 
