@@ -2,58 +2,28 @@
 
     python -m benchmarks.bench_memory [--groups 10000] [--group-size 4]
 
-A run of the demo with small groups and MLflow; /proc is read every second. The slope is a least-squares line through
-the samples of the second half, in bytes a trained group: a service that forgets what it has settled has one near zero.
-The broker and this program are not services. The last line is `RESULT {json}`.
+A run of the demo with small groups and MLflow; /proc is read every second. The growth is that of anonymous memory from
+the end of the warm-up (a tenth of the groups) to the end of the run. The slope is a least-squares line through the
+samples of the second half, in bytes a trained group: a service that forgets what it has settled has one near zero. The
+last line is `RESULT {json}`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import time
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import linear_regression
+from statistics import linear_regression, median
 
-from benchmarks.short_runs import Stage, stage, steps_of, tell
+from benchmarks.short_runs import stage, steps_of, tell
+from benchmarks.watching import Sample, watch
 from schemas.ledger import StepCompleted
 
-SAMPLE_S = 1.0
 RUN_LIMIT_S = 1_500.0
 GROUPS_A_STEP = 16
-Sample = tuple[int, int, int]
-"""(microseconds since 1970, resident bytes, of them anonymous)"""
-
-
-def resident_bytes(pid: int) -> tuple[int, int] | None:
-    """(resident, of it anonymous) bytes of a process; None when it is gone."""
-    found: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("VmRSS", "RssAnon"):
-                found[name] = int(rest.split()[0]) * 1024
-    return (found["VmRSS"], found["RssAnon"]) if len(found) == 2 else None
-
-
-def watch(at: Stage, name: str, sets: Sequence[str]) -> dict[str, list[Sample]]:
-    """Run to the end; (when, resident, anonymous) by service."""
-    samples: dict[str, list[Sample]] = defaultdict(list)
-    deadline_s = time.monotonic() + RUN_LIMIT_S
-    with at.started(name, sets) as up:
-        while up.poll() is None and time.monotonic() < deadline_s:
-            for file in at.directory(name).pids.glob("*"):
-                with contextlib.suppress(OSError, ValueError):
-                    sizes = resident_bytes(int(file.read_text(encoding="ascii")))
-                    if sizes is not None:
-                        samples[file.name.partition(".")[0]].append((time.time_ns() // 1000, *sizes))
-            time.sleep(SAMPLE_S)
-        at.end(up, name, 1.0)
-    return dict(samples)
+WARM_UP = 0.1
+"""share of the groups after which a service has all it keeps: buffers, arenas, imported modules"""
 
 
 def groups_at(steps: Sequence[StepCompleted], when_us: Sequence[int]) -> list[int]:
@@ -69,19 +39,22 @@ def groups_at(steps: Sequence[StepCompleted], when_us: Sequence[int]) -> list[in
 def slope_of(samples: Sequence[Sample], steps: Sequence[StepCompleted]) -> dict[str, float]:
     """Of one service, while the run trained."""
     last_us = steps[-1].at_us
-    lived = [sample for sample in samples if steps[0].at_us <= sample[0] <= last_us]
+    lived = [sample for sample in samples if steps[0].at_us <= sample.at_us <= last_us]
     if len(lived) < 4:
         return {"samples": len(lived)}
-    groups = groups_at(steps, [at_us for at_us, _, _ in lived])
+    groups = groups_at(steps, [sample.at_us for sample in lived])
     half = [place for place, count in enumerate(groups) if count >= groups[-1] / 2]
     xs = [float(groups[place]) for place in half]
-    ys = [float(lived[place][2]) for place in half]
+    ys = [float(lived[place].anonymous) for place in half]
     steep = linear_regression(xs, ys).slope if len(set(xs)) > 1 else 0.0
+    warm = [row.anonymous for row, count in zip(lived, groups, strict=True) if count >= WARM_UP * groups[-1]]
+    few = max(1, len(warm) // 20)
     return {
         "samples": len(lived),
-        "resident_mib_first": round(lived[0][1] / 2**20, 1),
-        "resident_mib_last": round(lived[-1][1] / 2**20, 1),
-        "resident_mib_most": round(max(resident for _, resident, _ in lived) / 2**20, 1),
+        "resident_mib_first": round(lived[0].resident / 2**20, 1),
+        "resident_mib_last": round(lived[-1].resident / 2**20, 1),
+        "resident_mib_most": round(max(sample.resident for sample in lived) / 2**20, 1),
+        "anonymous_growth_mib": round((median(warm[-few:]) - median(warm[:few])) / 2**20, 1),
         "bytes_a_group": round(steep),
     }
 
@@ -98,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"run.versions={versions}", f'model.init="{at.warm}"', f"task.group_size={options.group_size}",
             f"trainer.groups_per_step={GROUPS_A_STEP}", "checkpoints.keep=8", "mlflow.enabled=true",
         ]  # fmt: skip
-        samples = watch(at, "memory", sets)
+        samples = watch(at, "memory", sets, RUN_LIMIT_S)
         steps = steps_of(at.log("memory"))
     found = {name: slope_of(rows, steps) for name, rows in sorted(samples.items())}
     for name, figures in found.items():
@@ -109,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "group_size": options.group_size,
             "versions": len(steps),
             "seconds": round((steps[-1].at_us - steps[0].at_us) / 1e6, 1),
+            "most_growth_mib": max(figures.get("anonymous_growth_mib", 0.0) for figures in found.values()),
             "services": found,
         }
     )

@@ -1,65 +1,38 @@
 """From a trained version to a live one, by phase, for weights of about 1 MB and 500 MB: real services, one worker.
 
-    python -m benchmarks.bench_publish [--versions 6] [--sizes small large]
+    python -m benchmarks.bench_publish [--versions 6] [--sizes small large] [--store-mb 2000]
 
-The models are LLaMAs with random weights over the demo's few characters, so nearly all bytes are layers. Weights only
-are saved (checkpoints.state_every is out of reach). A run is stopped as soon as its last version is live. The last line
-is `RESULT {json}`.
+The models are LLaMAs with random weights (benchmarks/models.py). Weights only are saved (checkpoints.state_every is out
+of reach). A run is stopped as soon as its last version is live. Then the checkpoint store alone saves larger weights:
+write, hash, fsync, rename. The last line is `RESULT {json}`.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from benchmarks.short_runs import Stage, policy_of, quantiles_ms, stage, steps_of, tell
-from infra.model import attention_for, make_policy, save_weights, transformers_module
-from infra.model_presets import build_policy
+from benchmarks.models import SHAPES, make_model
+from benchmarks.short_runs import Stage, medians, policy_of, quantiles_ms, stage, steps_of, tell
+from infra.checkpoint_store import FsspecCheckpointStore
 from schemas import policy_events as ev
+from schemas.checkpoint import WEIGHTS_NAME, Manifest
 from schemas.ledger import StepCompleted
 
 LIVE_LIMIT_S = 240.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Of a model."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-
-
-SHAPES = {
-    "small": Shape(hidden=96, intermediate=256, layers=2, heads=4),
-    "large": Shape(hidden=1024, intermediate=2816, layers=10, heads=16),
-}
-
-
-def make_model(shape: Shape, directory: Path) -> None:
-    """A model directory with random weights and the demo's tokenizer."""
-    donor = build_policy("countdown-tiny", 0)
-    transformers = transformers_module()
-    config = transformers.LlamaConfig(
-        vocab_size=len(donor.tokenizer), hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads,
-        max_position_embeddings=64, tie_word_embeddings=True, eos_token_id=donor.tokenizer.eos_token_id,
-        pad_token_id=donor.tokenizer.pad_token_id, bos_token_id=None, architectures=["LlamaForCausalLM"],
-        dtype="float32",
-    )  # fmt: skip
-    config._attn_implementation = attention_for(config)
-    torch.manual_seed(0)
-    files = {**donor.static_files, "config.json": config.to_json_string(use_diff=True).encode()}
-    directory.mkdir()
-    save_weights(make_policy(transformers.LlamaForCausalLM(config), donor.tokenizer, files), directory)
+SIZES = ("small", "large")
+TENSORS = 64
+"""of the weights that are saved alone"""
 
 
 def phases_of(events: Iterable[ev.AnyPolicyEvent], steps: Iterable[StepCompleted]) -> dict[str, list[float]]:
@@ -120,14 +93,41 @@ def measure(at: Stage, size: str, versions: int) -> dict[str, object]:
     }
 
 
+def store_rate(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
+    """MB/s of the checkpoint store: what a learner holds to a complete, hashed, fsynced directory; the median."""
+    tensors = {f"layer.{number}": torch.rand(megabytes * 1_000_000 // 4 // TENSORS) for number in range(TENSORS)}
+    store = FsspecCheckpointStore(str(folder / "store"), "bench")
+    rates, phases = [], []
+    for number in range(rounds):
+        manifest = Manifest(
+            run="bench", attempt_id=f"a{number}", parent=None, dtype={"weights": "float32"}, probe_sha256="",
+            fingerprint={}, optimizer_step=number, has_state=False, library_versions={}, threads=1, device_type="cpu",
+            logprob_chunk=1, code_revision="", config_digest="",
+        )  # fmt: skip
+        begun_s = time.perf_counter()
+        saved = store.save(
+            f"a{number}", lambda at: save_file(tensors, at / WEIGHTS_NAME, metadata={"format": "pt"}), manifest
+        )
+        rates.append(saved.bytes / 1e6 / (time.perf_counter() - begun_s))
+        phases.append(dict(saved.phase_s))
+        store.delete(saved.manifest_uri)
+    told = {f"{name}_s": round(value, 3) for name, value in medians(phases).items()}
+    return {"megabytes": megabytes, "rounds": rounds, "mb_per_s": round(statistics.median(rates), 1), **told}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The sizes in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", type=int, default=6)
-    parser.add_argument("--sizes", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--store-mb", type=int, default=2_000, help="weights for the store alone; 0: not measured")
+    parser.add_argument("--rounds", type=int, default=3, help="of the store alone")
     options = parser.parse_args(arguments)
+    found: dict[str, dict[str, Any]] = {}
     with stage("bench-publish") as at:
-        found = {size: measure(at, size, options.versions) for size in options.sizes}
+        if options.store_mb:
+            found["store"] = store_rate(at.folder, options.store_mb, options.rounds)
+        found |= {size: measure(at, size, options.versions) for size in options.sizes}
     for size, figures in found.items():
         print(f"{size}: {figures}", file=sys.stderr)
     tell(found)

@@ -4,7 +4,8 @@
 
 Writes whole groups to an embedded broker, then reads them in turn: our reading (fetch, every record validated in full,
 large record batches), the bare client (records only), our cache (checksum of every file), bare pyarrow (the same
-files). Memory is that of fresh processes. Figures are the best round: other work on the machine only slows them down.
+files). Memory is that of fresh processes; one of them is a whole `driftlog export`, with a ledger and scores to join.
+Figures are the best round: other work on the machine only slows them down.
 The last line is `RESULT {json}`; exit 1 when a target is missed.
 """
 
@@ -28,8 +29,10 @@ import pyarrow as pa
 
 from benchmarks.bare_readers import bare_client, bare_pyarrow
 from benchmarks.bench_codec import VOCABULARY, make_group
+from benchmarks.decided_log import StepWriter
 from consumers.offline.cache import open_cache
 from consumers.offline.cache.writer import refresh
+from consumers.offline.export import ExportOptions, export
 from consumers.offline.run_log import RunLog
 from consumers.offline.trajectory_batches import trajectory_batches
 from driftlog.run_reading import offline_settings
@@ -39,7 +42,7 @@ from infra.kafka_admin import KafkaLogAdmin
 from infra.kafka_clients import KafkaSettings, quiet_client_loggers
 from infra.kafka_reader import KafkaEventReader
 from infra.kafka_writer import KafkaEventWriter
-from infra.ports import Message
+from infra.ports import Delivery, Message
 from schemas.errors import BudgetExhausted
 from schemas.ids import GroupKey, RunId, group_id, trajectory_id
 from schemas.topics import TOPICS, TopicName, topic
@@ -48,6 +51,7 @@ from schemas.trajectory_codec import encode_group, group_message_headers
 from schemas.trajectory_columns import flat_values
 
 GROUP_SIZE = 8
+GROUPS_A_STEP = 32
 PROMPT_TOKENS = 128
 FEW = 2_000
 TARGETS = {"kafka_trajectories_per_s": 15_000, "cache_trajectories_per_s": 300_000}
@@ -56,24 +60,34 @@ _SAMPLE_S = 0.005
 
 
 def write_groups(settings: KafkaSettings, run: RunId, trajectories: int, tokens: int) -> int:
-    """Whole groups of eight, log-probabilities and tokens that do not compress; the bytes of their values."""
+    """Whole groups of eight, log-probabilities and tokens that do not compress, trained; the bytes of their values."""
     admin = KafkaLogAdmin(settings)
     admin.create_topics(run)
     admin.close()
     shapes = [_shape(seed, tokens) for seed in range(16)]
-    writer = KafkaEventWriter(settings)
+    writer, trainer = KafkaEventWriter(settings), StepWriter(run)
     size = 0
+    sent: list[tuple[list[Trajectory], Delivery]] = []
     for number in range(trajectories // GROUP_SIZE):
         group = group_id(GroupKey(run=run, prompt=number, epoch=0, attempt=0))
         rows = [
-            replace(t, group_id=group, trajectory_id=trajectory_id(group, t.index_in_group))
+            replace(
+                t,
+                group_id=group,
+                trajectory_id=trajectory_id(group, t.index_in_group),
+                segments=tuple(replace(segment, version=trainer.version) for segment in t.segments),
+            )
             for t in shapes[number % len(shapes)]
         ]
         value = encode_group(rows)
         size += len(value)
         headers = group_message_headers(rows, value, "bench")
         message = Message(topic=topic(run, TopicName.TRAJECTORIES), key=group.encode(), value=value, headers=headers)
-        _send(writer, message)
+        sent.append((rows, _send(writer, message)))
+        if len(sent) == GROUPS_A_STEP or number + 1 == trajectories // GROUP_SIZE:
+            for record in trainer.step([(rows, delivery.result(60.0)) for rows, delivery in sent]):
+                _send(writer, record)
+            sent = []
     undelivered = writer.close(120.0)
     if undelivered:
         raise SystemExit(f"{undelivered} groups were not written")
@@ -93,11 +107,10 @@ def _shape(seed: int, tokens: int) -> list[Trajectory]:
     ]
 
 
-def _send(writer: KafkaEventWriter, message: Message) -> None:
+def _send(writer: KafkaEventWriter, message: Message) -> Delivery:
     while True:
         try:
-            writer.send(message)
-            return
+            return writer.send(message)
         except BudgetExhausted:
             time.sleep(0.002)
 
@@ -126,6 +139,14 @@ def consume(batches: Iterator[pa.RecordBatch]) -> int:
 def our_kafka(log: RunLog) -> int:
     """The path of export and reanalysis."""
     return sum(batch.rows.num_rows for batch in trajectory_batches(log))
+
+
+def our_export(log: RunLog, directory: Path) -> int:
+    """Everything as Parquet, decisions and scores joined."""
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        report = export(log, Path(name) / "out", ExportOptions(), now_us=0, build="bench")
+    assert not any(report.undecided.values()), report.undecided
+    return report.tables["trajectories"]["rows"]
 
 
 # ---------------------------------------------------------------- memory
@@ -166,8 +187,13 @@ def child(path: str, bootstrap: str, run: RunId, cache: Path) -> None:
     """One reading in a process of its own; prints its peak."""
     quiet_client_loggers()
     log = run_log(KafkaSettings(bootstrap_servers=bootstrap), run)
+    paths: dict[str, Callable[[], int]] = {
+        "kafka": lambda: our_kafka(log),
+        "cache": lambda: consume(open_cache(cache, log).batches()),
+        "export": lambda: our_export(log, cache.parent),
+    }
     with PeakMemory() as memory:
-        rows = our_kafka(log) if path == "kafka" else consume(open_cache(cache, log).batches())
+        rows = paths[path]()
     print(json.dumps({"rows": rows, "peak_mib": memory.peak_mib}))
 
 
@@ -219,7 +245,7 @@ def measure(bootstrap: str, trajectories: int, tokens: int, rounds: int, directo
             rates[path], cpu_s[path] = max(rates[path], rate), min(cpu_s[path], taken_s)
     growth = {
         path: peak_of_child(path, bootstrap, many, caches[many]) - peak_of_child(path, bootstrap, few, caches[few])
-        for path in ("kafka", "cache")
+        for path in ("kafka", "cache", "export")
     }
     return _figures(rates, cpu_s, growth, trajectories, size)
 
@@ -230,7 +256,7 @@ def _figures(
     return {
         "kafka_trajectories_per_s": round(rates["kafka"]),
         "cache_trajectories_per_s": round(rates["cache_opened"]),
-        "memory_growth_mib": round(max(growth.values()), 1),
+        "memory_growth_mib": round(max(growth["kafka"], growth["cache"]), 1),
         "cache_with_log_check_trajectories_per_s": round(rates["cache"]),
         "bare_client_trajectories_per_s": round(rates["bare_client"]),
         "bare_pyarrow_trajectories_per_s": round(rates["bare_pyarrow"]),
@@ -239,6 +265,8 @@ def _figures(
         "cache_cpu_us_a_trajectory": round(cpu_s["cache_opened"] / trajectories * 1e6, 2),
         "kafka_memory_growth_mib": round(growth["kafka"], 1),
         "cache_memory_growth_mib": round(growth["cache"], 1),
+        # Buffers that fill (64 MiB of rows that wait for their files) and some bytes an id: docs/queries.md.
+        "export_memory_growth_mib": round(growth["export"], 1),
         "trajectories": trajectories,
         "value_mib": round(size / 2**20, 1),
         "load_1min": round(os.getloadavg()[0], 1),

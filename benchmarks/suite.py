@@ -1,6 +1,6 @@
 """Runs the benchmarks in turn, each as a process with a time limit, and writes benchmarks/results/bench.json.
 
-    make bench                                    all of them, 25 minutes on a quiet machine
+    make bench                                    all of them, half an hour on a quiet machine
     make bench BENCH_ONLY=transport               one (or "codec step"); the others keep their figures
     make bench BENCH_SUITE_ARGS=--quick           a smoke run with small arguments: do not read its figures
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
+from benchmarks.headline import headline
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "bench.json"
@@ -49,9 +50,12 @@ BENCHES = (
     Bench(name="codec", limit_s=120, full=("--rounds", "40"), quick=("--rounds", "4")),
     Bench(name="transport", limit_s=600, full=("--rounds", "4", "--groups", "2000", "--seconds", "4"),
           quick=("--rounds", "1", "--groups", "300", "--seconds", "2", "--transactions", "10")),
-    Bench(name="step", limit_s=180, full=("--versions", "100"), quick=("--versions", "20", "--warm-up", "5")),
-    Bench(name="publish", limit_s=300, full=("--versions", "8"), quick=("--versions", "3")),
-    Bench(name="async", limit_s=600, full=("--versions", "60"), quick=("--versions", "20", "--seeds", "0")),
+    Bench(name="step", limit_s=420, full=("--versions", "100"),
+          quick=("--versions", "20", "--long-versions", "8", "--warm-up", "5")),
+    Bench(name="publish", limit_s=360, full=("--versions", "8"), quick=("--versions", "3", "--store-mb", "200")),
+    Bench(name="async", limit_s=900, full=("--versions", "60"),
+          quick=("--versions", "20", "--seeds", "0", "--long-versions", "10", "--long-seeds", "0")),
+    Bench(name="idle", limit_s=180, quick=("--seconds", "5")),
     Bench(name="offline", limit_s=480, full=("--versions", "60"), quick=("--versions", "20", "--rounds", "1")),
     Bench(name="startup", limit_s=360, full=("--rounds", "3"), quick=("--rounds", "1")),
     Bench(name="memory", limit_s=900, full=("--groups", "10000"), quick=("--groups", "480")),
@@ -138,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.results.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     options.page.write_text(tables.page(stored), encoding="utf-8")
     seconds = {name: entry["seconds"] for name, entry in stored["benches"].items()}
-    print("RESULT " + json.dumps({"bench": "suite", "failed": failed, "seconds": seconds}))
+    print(
+        "RESULT " + json.dumps({"bench": "suite", "failed": failed, **headline(stored["benches"]), "seconds": seconds})
+    )
     return 1 if failed else 0
 
 

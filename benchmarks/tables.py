@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.headline import FIGURES, headline
+
 Result = Mapping[str, Any]
 BUSY = 1.0
 """load average a core above which a measurement is marked as taken on a busy machine"""
@@ -17,7 +19,7 @@ HEAD = """# Benchmarks
 
 <!-- Written by benchmarks/tables.py from benchmarks/results/bench.json; change the text there. -->
 
-    make bench                              everything in turn, 25 minutes on a quiet machine, then this page
+    make bench                              everything in turn, half an hour on a quiet machine, then this page
     make bench BENCH_ONLY=transport         one of them; the other tables keep their figures
     make bench BENCH_SUITE_ARGS=--quick     does everything still run? (its figures mean little)
 
@@ -51,7 +53,7 @@ def shown(value: object) -> str:
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 0.1 else 3}f}"
 
 
 def _codec(found: Result) -> str:
@@ -105,22 +107,27 @@ def _quantiles(named: Mapping[str, Mapping[str, float]], first: str) -> str:
 
 
 def _step(found: Result) -> str:
-    lines = {
-        "whole step": found["whole"],
-        "learner's update": found["update"],
-        "overhead: all the trainer does beside it": found["overhead"],
-        "waiting for groups, intake, transaction": found["waiting"],
-        **{f"phase {name}": one for name, one in found["phases"].items() if name != "whole"},
-    }
-    told = (
-        f"{found['steps']} steps of {found['trajectories_a_step']} trajectories; overhead / update: "
-        f"**{shown(found['overhead_to_update'])}**."
+    sides = {"inline": "demo, inline", "overlapped": "demo, overlapped", "two_seconds": "long steps, overlapped"}
+    lines = {"whole step": "whole", "learner's update": "update", "overhead": "overhead", "waiting": "waiting"}
+    rows: list[Sequence[object]] = [
+        (words, *[value for side in sides for value in (found[side][key]["p50_ms"], found[side][key]["p95_ms"])])
+        for words, key in lines.items()
+    ]
+    names = dict.fromkeys(name for side in sides for name in found[side]["phases"] if name not in ("whole", "waiting"))
+    for name in names:
+        quantiles = [found[side]["phases"].get(name, {}) for side in sides]
+        rows.append((f"phase {name}", *[value for q in quantiles for value in (q.get("p50_ms"), q.get("p95_ms"))]))
+    heads = [f"{words}, {end} ms" for words in sides.values() for end in ("p50", "p95")]
+    told = "; ".join(
+        f"{words}: {found[side]['steps']} steps of {found[side]['trajectories_a_step']} trajectories, overhead "
+        f"{shown(100 * found[side]['overhead_share'])} % of the work"
+        for side, words in sides.items()
     )
-    return f"{told}\n\n{_quantiles(lines, 'part of a step')}"
+    return f"{told}.\n\n{table(('part of a step', *heads), rows)}"
 
 
 def _publish(found: Result) -> str:
-    sizes = list(found)
+    sizes = [size for size in found if size != "store"]
     names = list(dict.fromkeys(name for size in sizes for name in found[size]["phases"]))
     rows = []
     for name in names:
@@ -128,20 +135,40 @@ def _publish(found: Result) -> str:
         rows.append((name, *[value for q in quantiles for value in ((q or {}).get("p50_ms"), (q or {}).get("p95_ms"))]))
     heads = [f"{found[size]['weights_mb']:.0f} MB, {end} ms" for size in sizes for end in ("p50", "p95")]
     counts = ", ".join(f"{found[size]['versions']} of {found[size]['weights_mb']:.1f} MB" for size in sizes)
-    return f"Versions measured: {counts}.\n\n{table(('phase', *heads), rows)}"
+    told = f"Versions measured: {counts}.\n\n{table(('phase', *heads), rows)}"
+    if "store" not in found:
+        return told
+    store = found["store"]
+    parts = ", ".join(f"{name} {shown(store[f'{name}_s'])} s" for name in ("write", "hash", "fsync", "publish"))
+    return (
+        f"{told}\n\nThe store alone, {shown(store['megabytes'])} MB of weights: **{shown(store['mb_per_s'])} MB/s** "
+        f"({parts}; hash and fsync run side by side)."
+    )
 
 
 def _async(found: Result) -> str:
     sides = ("asynchronous", "synchronous")
+    keys = ("versions_per_s", "training_s", "generation_s", "trainer_idle", "cpu_s_a_version", "success")
+    sizes = {"two_seconds": "long steps", "demo": "demo"}
     rows = [
-        (side, found[side]["versions_per_s"], found[side]["success"], found[side]["trainer_idle"]) for side in sides
+        (f"{words}, {side}", *[found[size][side][key] for key in keys])
+        for size, words in sizes.items()
+        if size in found
+        for side in sides
     ]
-    by_seed = ", ".join(shown(ratio) for ratio in found["ratio_by_seed"])
-    told = (
-        f"{found['versions']} versions, {len(found['seeds'])} seed(s); asynchronous / synchronous versions a second: "
-        f"**{shown(found['versions_per_s_ratio'])}** (by seed: {by_seed})."
+    told = "; ".join(
+        f"{words}: {found[size]['versions']} versions, {len(found[size]['seeds'])} seed(s), asynchronous / synchronous "
+        f"**{shown(found[size]['versions_per_s_ratio'])}** of {shown(found[size]['possible_ratio'])} possible: "
+        f"overlap share **{shown(found[size]['overlap_share'])}**"
+        for size, words in sizes.items()
+        if size in found
     )
-    return f"{told}\n\n{table(('side', 'versions/s', 'success at the end', 'trainer idle share'), rows)}"
+    head = ("run", "versions/s", "T: training s", "G: generation s", "trainer idle", "CPU s a version", "success")
+    return f"{told}.\n\n{table(head, rows)}"
+
+
+def _idle(found: Result) -> str:
+    return table(("service", "CPU share of a core"), list(found["services"].items()))
 
 
 def _offline(found: Result) -> str:
@@ -180,9 +207,9 @@ def _startup(found: Result) -> str:
 
 
 def _memory(found: Result) -> str:
-    names = ("resident_mib_first", "resident_mib_last", "resident_mib_most", "bytes_a_group")
+    names = ("resident_mib_first", "resident_mib_last", "resident_mib_most", "anonymous_growth_mib", "bytes_a_group")
     rows = [(name, *[one.get(key) for key in names]) for name, one in found["services"].items()]
-    head = ("service", "MiB at the first step", "at the last", "most", "bytes a group, second half")
+    head = ("service", "MiB at the first step", "at the last", "most", "anonymous growth", "bytes a group, second half")
     told = (
         f"{shown(found['groups'])} groups of {found['group_size']} in {found['versions']} versions, "
         f"{shown(found['seconds'])} s."
@@ -232,17 +259,24 @@ ratios, above 1 the peer is faster. Kafka has acks=all, zstd and idempotence wit
 append-only file that is not fsynced; the file is read every 10 ms. What survives is
 what is left when both processes are gone."""),
     Section(name="step", title="A training step", table=_step, words="""
-The demo, each step by phase, from the ledger. `overhead` is batch, scoring, metrics and checkpoint: everything the
-trainer does for a step but the update of the weights. A phase of the publication that runs behind the compute would be
-that of the version before. `train` holds the `learner` phases, `checkpoint` those named after it; quantiles are each
-phase's own, so they do not add up."""),
+By phase, from the ledger. `overhead` is the main thread's time of a step but the update of the weights: decoding,
+batch, scores, metrics, and what it does itself of checkpoint and transaction; `waiting` is the time in which it had
+nothing to do. Inline, a version is published before the next step; overlapped, behind its compute, and the phases of
+the checkpoint are then those of the version before. The long steps are those of a larger model with one worker. `train`
+holds the `learner` phases, `checkpoint` those named after it; quantiles are each phase's own: they do not add up."""),
     Section(name="publish", title="From trained to live", table=_publish, words="""
 Real services, one worker, LLaMAs with random weights; weights only are saved. `save` and its parts are the trainer's,
 `load` and its parts the worker's (its proof by the probe included); `published to live` ends when the coordinator has
 written that the version is live, and `trained to live` adds the save."""),
     Section(name="async", title="Asynchronous against synchronous", table=_async, words="""
-The demo with `max_lag = 1, run_ahead = 1` and with `max_lag = 0`: the same code, seeds, cores and number of versions,
-runs in turns. Success is the mean reward over the last quarter of the versions."""),
+`max_lag = 1, run_ahead = 1` with overlapped publication, and `max_lag = 0`: the same code, seeds, cores and number of
+versions, runs in turns; the demo, and a larger model with steps of about two seconds and one worker. T and G are what a
+version needs of training and of generation, each alone, as in the synchronous runs. The overlap share is the gain
+(versions a second, asynchronous / synchronous) as a share of the largest possible one, (G + T) / max(G, T). Success is
+the mean reward over the last quarter of the versions."""),
+    Section(name="idle", title="Doing nothing", table=_idle, words="""
+Every service of a run that waits: the trainer is stopped while the others are measured, then the workers while the
+trainer is."""),
     Section(name="offline", title="Audit, replay, reanalysis", table=_offline, words="""
 Commands of their own process, start and imports included, on one run of the demo. The second column says how many
 times faster than the training they are: above 1 they are faster."""),
@@ -252,8 +286,8 @@ times faster than the training they are: above 1 they are faster."""),
 `driftlog up` with a broker of its own, on a warm page cache: when each event was written, after the command was
 given."""),
     Section(name="memory", title="Memory over a long run", table=_memory, words="""
-Every service's resident memory, each second, with MLflow (the projector). The slope is that of anonymous memory over
-the second half of the groups."""),
+Every service's memory, each second, with MLflow (the projector). The growth is that of anonymous memory from the end of
+the warm-up, a tenth of the groups, to the end; the slope is over the second half of the groups."""),
     Section(name="objective", title="The maths", table=_objective, words="""
 Log-probabilities of 4,096 tokens over a vocabulary of 49,152 unless the arguments say otherwise: the plain formula and
 ours; memory above the inputs. [Objectives](objectives.md) says how."""),
@@ -273,8 +307,21 @@ def page(stored: Mapping[str, Any]) -> str:
             f"Measured on: {host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB, Python {host['python']}.\n"
         )
     cores = host["cores"] if host else 1
+    parts.append(_glance(stored["benches"]))
     parts += [_section(one, stored["benches"].get(one.name), cores) for one in SECTIONS]
     return "\n".join(parts)
+
+
+def _glance(benches: Mapping[str, Any]) -> str:
+    values = headline(benches)
+    rows = []
+    for figure in FIGURES:
+        value = values[figure.key]
+        reached = "" if value is None or not figure.aim else "yes" if figure.is_reached(value) else "no"
+        rows.append((f"`{figure.key}`", value, figure.aim, reached, figure.words))
+    lines = ["| figure | value | aim | reached | what it is |", "|---|---:|---:|---|---|"]
+    lines += ["| " + " | ".join(shown(cell) for cell in row) + " |" for row in rows]
+    return "## At a glance\n\n" + "\n".join(lines) + "\n"
 
 
 def _section(section: Section, entry: Mapping[str, Any] | None, cores: int) -> str:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tables
+from benchmarks.bench_async import compared
 from benchmarks.bench_memory import groups_at, slope_of
 from benchmarks.bench_publish import phases_of
 from benchmarks.bench_startup import marks_of
 from benchmarks.bench_step import figures
+from benchmarks.headline import FIGURES, headline
 from benchmarks.suite import BENCHES, PAGE, RESULTS, ROOT, last_result
 from benchmarks.transport_pairs import summary
+from benchmarks.watching import Sample, cpu_between
 from schemas.ledger import Position, StepCompleted
 from schemas.policy_events import (
     AnyPolicyEvent,
@@ -109,7 +112,15 @@ def test_a_missing_and_a_failed_peer_are_named_beside_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (12345, "12,345"), (1234.5, "1,234"), (123.4, "123"), (12.34, "12.3"), (0.126, "0.13")],
+    [
+        (None, "-"),
+        (12345, "12,345"),
+        (1234.5, "1,234"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (0.126, "0.13"),
+        (0.0126, "0.013"),
+    ],
 )
 def test_cells_have_the_digits_that_count(value: object, text: str) -> None:
     assert tables.shown(value) == text
@@ -125,21 +136,67 @@ def test_the_page_in_the_documents_is_the_one_the_results_make() -> None:
 
 
 def test_overhead_is_all_that_the_trainer_does_but_the_update() -> None:
-    phases = {"batch": 0.1, "train": 0.5, "learner_update": 0.4, "checkpoint": 0.2, "whole": 1.0}
+    phases = {"batch": 0.1, "train": 0.5, "learner_update": 0.4, "checkpoint": 0.2, "waiting": 0.2, "whole": 1.0}
 
     found = figures([step(1, 1, phases)])
 
     assert found["overhead"] == {"p50_ms": 400.0, "p95_ms": 400.0}
     assert found["waiting"] == {"p50_ms": 200.0, "p95_ms": 200.0}
-    assert found["overhead_to_update"] == 1.0
+    assert found["overhead_share"] == 0.5
 
 
 def test_the_slope_is_of_the_second_half_in_bytes_a_group() -> None:
     steps = [step(number, number * 10, {}) for number in range(1, 11)]
-    samples = [(number * 10, 2**20, 5_000 if number < 5 else number * 1_600) for number in range(1, 11)]
+    samples = [
+        Sample(at_us=number * 10, resident=2**20, anonymous=5_000 if number < 5 else number * 1_600, cpu_s=number / 10)
+        for number in range(1, 11)
+    ]
 
     assert groups_at(steps, [5, 10, 25]) == [0, 16, 32]
     assert slope_of(samples, steps)["bytes_a_group"] == 100
+    assert cpu_between({"a": samples, "b": samples}, 20, 100) == pytest.approx(1.6)
+
+
+def test_the_growth_is_from_the_end_of_the_warm_up_to_the_end_of_the_run() -> None:
+    steps = [step(number, number * 10, {}) for number in range(1, 101)]
+    samples = [
+        Sample(
+            at_us=number * 10,
+            resident=2**30,
+            anonymous=(100 + (number > 50) * 7) * 2**20 - (number < 8) * 2**25,
+            cpu_s=0,
+        )
+        for number in range(1, 101)
+    ]
+
+    assert slope_of(samples, steps)["anonymous_growth_mib"] == 7.0
+
+
+def test_the_overlap_share_is_the_gain_over_the_largest_possible_gain() -> None:
+    waiting = {"cpu_s_a_version": 1.0, "success": 0.5, "trainer_idle": 0.5, "training_s": 1.0, "generation_s": 3.0}
+    runs = {"asynchronous": [{**waiting, "versions_per_s": 0.3}], "synchronous": [{**waiting, "versions_per_s": 0.25}]}
+
+    found = compared(runs)
+
+    assert (found["versions_per_s_ratio"], found["possible_ratio"], found["overlap_share"]) == (1.2, 1.333, 0.9)
+
+
+def test_the_headline_has_what_was_measured_and_none_where_nothing_was() -> None:
+    found = headline({"codec": {"result": {"encode_to_msgspec": 0.9, "decode_to_msgspec": 0.4, "bytes_to_json": 0.3}}})
+
+    assert (found["encode_vs_msgspec"], found["decode_vs_msgspec"], found["transport_vs_redis"]) == (0.9, 0.4, None)
+    assert found["decode_bare_vs_msgspec"] is None
+    page = tables.page({"machine": MACHINE, "benches": {}})
+    assert "| `decode_vs_msgspec` | - | <= 0.3 |  |" in page
+
+
+def test_the_headline_says_which_aims_are_reached() -> None:
+    aims = {figure.key: figure for figure in FIGURES}
+
+    assert aims["encode_vs_msgspec"].is_reached(1.2)
+    assert not aims["encode_vs_msgspec"].is_reached(1.21)
+    assert aims["transport_vs_redis"].is_reached(1.0)
+    assert not aims["transport_vs_redis"].is_reached(0.99)
 
 
 def test_published_to_live_and_its_parts_come_from_the_events() -> None:
