@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from consumers.trainer.grouping import GroupBuffer, HeldRow
 from consumers.trainer.positions import RecordKey
@@ -17,14 +17,22 @@ def dropped_row(
     held: HeldRow, reason: str, now_us: int, *, policy_lag: int | None = None, detail: str = ""
 ) -> DecisionRow:
     """A trajectory that is not trained. Its own refusal, when it has one, goes before the group's reason."""
-    row = _about_row(held.key, held.row, now_us)
-    return replace(row, reason=held.refusal or reason, policy_lag=policy_lag, detail=held.detail or detail)
+    return _about_row(
+        held.key,
+        held.row,
+        now_us,
+        reason=held.refusal or reason,
+        policy_lag=policy_lag,
+        detail=held.detail or detail,
+    )
 
 
 def trained_row(held: HeldRow, *, policy_lag: int, weight: float, advantage: float, now_us: int) -> DecisionRow:
     """A trajectory's first use."""
-    return replace(
-        _about_row(held.key, held.row, now_us),
+    return _about_row(
+        held.key,
+        held.row,
+        now_us,
         decision=Decision.TRAINED,
         policy_lag=policy_lag,
         weight=weight,
@@ -35,8 +43,10 @@ def trained_row(held: HeldRow, *, policy_lag: int, weight: float, advantage: flo
 
 def replayed_row(row: ReplayedRow, *, use_count: int, weight: float, now_us: int) -> DecisionRow:
     """A later use of a trajectory; not its first decision."""
-    return replace(
-        _about_row(row.key, row.row, now_us),
+    return _about_row(
+        row.key,
+        row.row,
+        now_us,
         decision=Decision.REPLAYED,
         policy_lag=row.policy_lag,
         weight=weight,
@@ -47,8 +57,9 @@ def replayed_row(row: ReplayedRow, *, use_count: int, weight: float, now_us: int
 
 def group_row(group_id: str, decision: Decision, reason: str, now_us: int, detail: str = "") -> DecisionRow:
     """The one decision about an issued group."""
-    return replace(
-        _blank(Subject.GROUP, now_us),
+    return _decision(
+        Subject.GROUP,
+        now_us,
         group_id=group_id,
         decision=decision,
         reason=reason,
@@ -59,8 +70,9 @@ def group_row(group_id: str, decision: Decision, reason: str, now_us: int, detai
 
 def record_row(key: RecordKey, error: InvalidRecord, now_us: int) -> DecisionRow:
     """A record that could not be decoded; its bytes go to the dead letters."""
-    return replace(
-        _blank(Subject.RECORD, now_us),
+    return _decision(
+        Subject.RECORD,
+        now_us,
         partition=key[0],
         offset=key[1],
         reason=f"{INVALID_PREFIX}{error.code}",
@@ -68,11 +80,12 @@ def record_row(key: RecordKey, error: InvalidRecord, now_us: int) -> DecisionRow
     )
 
 
-def _about_row(key: RecordKey, row: DecodedRow, now_us: int) -> DecisionRow:
-    """What every decision about a trajectory says of it; dropped until somebody says otherwise."""
+def _about_row(key: RecordKey, row: DecodedRow, now_us: int, **known: Any) -> DecisionRow:
+    """What every decision about a trajectory says of it; dropped until `known` says otherwise."""
     trajectory = row.trajectory
-    return replace(
-        _blank(Subject.TRAJECTORY, now_us),
+    return _decision(
+        Subject.TRAJECTORY,
+        now_us,
         group_id=row.group_id,
         trajectory_id=row.trajectory_id,
         partition=key[0],
@@ -81,29 +94,20 @@ def _about_row(key: RecordKey, row: DecodedRow, now_us: int) -> DecisionRow:
         row_sha256=row.row_sha256,
         reward=None if trajectory is None else trajectory.reward,
         completion_tokens=None if trajectory is None else len(trajectory.token_ids),
+        **known,
     )
 
 
-def _blank(subject: Subject, now_us: int) -> DecisionRow:
-    """A dropped something, with nothing known about it."""
-    return DecisionRow(
-        subject=subject,
-        group_id=None,
-        trajectory_id=None,
-        partition=None,
-        offset=None,
-        row=None,
-        row_sha256=None,
-        decision=Decision.DROPPED,
-        reason=Reason.NONE,
-        policy_lag=None,
-        weight=0.0,
-        use_count=0,
-        reward=None,
-        advantage=None,
-        completion_tokens=None,
-        consumed_at_us=now_us,
-    )
+_UNKNOWN: Mapping[str, Any] = {
+    "group_id": None, "trajectory_id": None, "partition": None, "offset": None, "row": None, "row_sha256": None,
+    "decision": Decision.DROPPED, "reason": Reason.NONE, "policy_lag": None, "weight": 0.0, "use_count": 0,
+    "reward": None, "advantage": None, "completion_tokens": None,
+}  # fmt: skip
+
+
+def _decision(subject: Subject, now_us: int, **known: Any) -> DecisionRow:
+    """A dropped something, with nothing known about it but this. Made at once: there are hundreds in a step."""
+    return DecisionRow(subject=subject, consumed_at_us=now_us, **{**_UNKNOWN, **known})
 
 
 def drop_group(buffer: GroupBuffer, reason: Reason, now_us: int, detail: str = "") -> list[DecisionRow]:

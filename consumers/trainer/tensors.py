@@ -74,6 +74,7 @@ def sequence_data(pair: tuple[Sequence[int], Sequence[int]], temperature: float)
 
 def check_rows(rows: Sequence[RowData], vocabulary_size: int) -> None:
     """StepRefused, naming the trajectory, for what no forward pass could use. The loss checks the rest."""
+    tokens_are_clean = _tokens_are_clean(rows, vocabulary_size)
     for row in rows:
         length = len(row.completion)
         for name, array in (("logprobs", row.behaviour), ("loss_mask", row.loss_mask)):
@@ -82,12 +83,21 @@ def check_rows(rows: Sequence[RowData], vocabulary_size: int) -> None:
         if not (len(row.prompt) and length):
             raise StepRefused(f"{row.row_id}: prompt or completion is empty")
         for name, tokens in (("prompt_token_ids", row.prompt), ("token_ids", row.completion)):
-            if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size:
+            if not tokens_are_clean and (int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size):
                 raise StepRefused(f"{row.row_id}: {name} leave the vocabulary 0..{vocabulary_size - 1}")
         if not (math.isfinite(row.temperature) and row.temperature > 0):
             raise StepRefused(
                 f"{row.row_id}: temperature {row.temperature}: greedy tokens (temperature 0) cannot be trained"
             )
+
+
+def _tokens_are_clean(rows: Sequence[RowData], vocabulary_size: int) -> bool:
+    """All token ids are of the vocabulary, looked at end to end; False only means: look at each row."""
+    if not rows:
+        return True
+    # As unsigned numbers negative ids are huge ones.
+    ids = np.concatenate([tokens for row in rows for tokens in (row.prompt, row.completion)])
+    return not len(ids) or int(ids.astype(np.int64).view(np.uint64).max()) < vocabulary_size
 
 
 def _row_data(trajectory: Trajectory, advantage: float, weight: float, policy_lag: int) -> RowData:
