@@ -20,7 +20,7 @@ from infra.config import Config
 from infra.runner import Assembly, ExitCode, StopSignals, run_service, watch_parent
 from infra.wakeup import Wakeup
 
-IDLE_WAIT_S = 0.05
+IDLE_WAIT_S = 0.1
 """Longest sleep of an idle service: bounds how late a time-out is noticed; arrivals ring at once."""
 WAIT_S = 60.0
 """how long a service that starts before its broker waits for it"""

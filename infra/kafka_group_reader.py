@@ -19,7 +19,8 @@ from kafka.structs import OffsetAndMetadata
 
 from infra.kafka_admin import KafkaOffsets
 from infra.kafka_clients import KafkaSettings, build, consumer_config
-from infra.kafka_reader import POLL_MS, POLL_RECORDS, reading_error, to_record
+from infra.kafka_reader import LOOK_S, POLL_MS, POLL_RECORDS, reading_error, to_record
+from infra.kafka_silence import Silence
 from infra.logs import event
 from infra.ports import Record
 from infra.record_queue import RecordQueue
@@ -28,6 +29,8 @@ from schemas.errors import LogUnavailable, RangeMissing
 
 _LOG = logging.getLogger(__name__)
 _COMMIT_LIMIT_S = 2.0
+JOIN_LIMIT_S = 60.0
+"""a rebalance lasts 30 s at most: see max_poll_interval_ms"""
 MAX_METADATA_BYTES = 4096
 """the broker's offset.metadata.max.bytes by default; above it every commit fails, for ever and unseen"""
 Committed = tuple[int, str]
@@ -70,7 +73,10 @@ class KafkaGroupReader:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._offsets = KafkaOffsets(settings)
-        config = consumer_config(settings) | {
+        self._silence = Silence(LOOK_S)
+        self._joined_s = time.monotonic()
+        """when it was a member of a settled group last, or could not have been"""
+        self._config = consumer_config(settings) | {
             "group_id": group,
             "partition_assignment_strategy": (CooperativeStickyAssignor(),),
             "session_timeout_ms": int(settings.session_timeout_s * 1000),
@@ -78,7 +84,7 @@ class KafkaGroupReader:
             # The broker also waits this long for members to rejoin; ours poll every 100 ms.
             "max_poll_interval_ms": 30_000,
         }
-        self._consumer = build(KafkaConsumer, settings, config)
+        self._consumer = build(KafkaConsumer, settings, self._config)
         self._member = False
         self._thread = threading.Thread(target=self._run, name=f"group-reader-{group}", daemon=True)
         self._thread.start()
@@ -183,6 +189,7 @@ class KafkaGroupReader:
             wanted = self._wanted
         if wanted and not self._member:
             self._consumer.subscribe([self._topic], listener=_Listener(self))
+            self._joined_s = time.monotonic()
         elif self._member and not wanted:
             self._commit_pending()
             self._consumer.unsubscribe()
@@ -250,6 +257,51 @@ class KafkaGroupReader:
                 known = position if position is not None else records[-1].offset + 1
                 self._queue.put((self._topic, tp.partition), owned[tp.partition][0], map(to_record, records), known)
         self._place_fresh()
+        if polled or not room:
+            self._silence.heard()
+        self._look(time.monotonic())
+
+    def _look(self, now_s: float) -> None:
+        """Replace a client that waits for its group for ever, or reads nothing although there is something to read."""
+        if self._consumer._coordinator.stable():
+            self._joined_s = now_s
+        waits = now_s - self._joined_s >= JOIN_LIMIT_S
+        if not (waits or self._silence.is_due(now_s)):
+            return
+        with self._lock:
+            places = [(self._topic, partition) for partition in self._owned]
+        try:
+            ends = self._offsets.stable_ends(places or [(self._topic, 0)])
+        except LogUnavailable:  # the broker is away: nobody can join or read
+            self._joined_s = now_s
+            self._silence.heard()
+            return
+        positions = {
+            place: self._consumer.position(TopicPartition(*place), timeout_ms=0)
+            for place in places
+            if TopicPartition(*place) in self._consumer.assignment()
+        }
+        deaf_to = self._silence.look(positions, ends, now_s)
+        if waits:
+            self._replace(f"no part in the group for {JOIN_LIMIT_S:.0f} s, though the broker answers")
+        elif deaf_to is not None:
+            self._replace(f"nothing was read of partition {deaf_to[1]} although committed records lie there")
+
+    def _replace(self, reason: str) -> None:
+        """A new client, as another member; the old one's partitions are taken up again from what is committed."""
+        event(_LOG, "group_member_replaced", level=logging.WARNING, topic=self._topic, reason=reason)
+        self._joined_s = time.monotonic()
+        try:
+            consumer = build(KafkaConsumer, self._settings, self._config)
+        except LogUnavailable:
+            return
+        old, self._consumer, self._member = self._consumer, consumer, False  # the next round subscribes
+        with self._lock:
+            self._forget(set(self._owned))
+            self._fresh.clear()
+            self._pending.clear()
+        old.close(autocommit=False, timeout_ms=1_000)
+        self._wakeup.ring()
 
     def _take_back(self, missing: RangeMissing) -> dict[TopicPartition, list[Any]]:
         """Retention overtook these partitions, or what is committed of them: they are placed anew, below."""

@@ -1,13 +1,15 @@
 """Reads whole topics from Kafka at explicit offsets: one thread with long polls fills a bounded queue.
 
 Guarantees: committed records only, raw bytes only; positions advance only with what the service took, and
-step over markers; a position outside the log is an IllegalState with the missing range, never a jump.
+step over markers; a position outside the log is an IllegalState with the missing range, never a jump. A client that
+reads nothing although there is something to read is replaced: its silence is no end of the log.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from kafka import errors as kafka_errors
 
 from infra.kafka_admin import KafkaLogAdmin, KafkaOffsets, check_partitions
 from infra.kafka_clients import KafkaSettings, build, consumer_config, explain
+from infra.kafka_silence import Silence
 from infra.logs import event
 from infra.ports import Record
 from infra.record_queue import Place, RecordQueue
@@ -27,6 +30,8 @@ POLL_MS = 100
 """How long the thread stays in one poll: the bound on noticing a seek, a close, or a lone marker."""
 POLL_RECORDS = 64
 """Records of one poll: what may lie in memory beside the queue."""
+LOOK_S = 10.0
+"""Between two looks at the ends of the topics while nothing comes."""
 
 
 class KafkaEventReader:
@@ -59,8 +64,8 @@ class KafkaEventReader:
         self._epochs: dict[Place, int] = {}
         """what the thread reads under; its own"""
         self._stopping = threading.Event()
-        self._consumer = build(KafkaConsumer, settings, consumer_config(settings))
-        self._consumer.assign([TopicPartition(*place) for place in self._places])
+        self._silence = Silence(LOOK_S)
+        self._consumer = self._new_consumer()
         self._thread = threading.Thread(target=self._run, name=f"reader-{','.join(topics)}", daemon=True)
         self._thread.start()
 
@@ -101,6 +106,11 @@ class KafkaEventReader:
         self._thread.join(self._settings.request_timeout_s)
         self._offsets.close()
 
+    def _new_consumer(self) -> KafkaConsumer:
+        consumer = build(KafkaConsumer, self._settings, consumer_config(self._settings))
+        consumer.assign([TopicPartition(*place) for place in self._places])
+        return consumer
+
     # ------------------------------------------------------------ the reader thread
 
     def _run(self) -> None:
@@ -134,6 +144,10 @@ class KafkaEventReader:
                 self._queue.fail(explained)
             self._stopping.wait(POLL_MS / 1000)
             return
+        if polled:
+            self._silence.heard()
+        elif self._silence.is_due(time.monotonic()):
+            self._look()
         # Without records, markers alone may have moved any position.
         for tp in polled or [TopicPartition(*place) for place in self._places]:
             place = (tp.topic, tp.partition)
@@ -142,6 +156,32 @@ class KafkaEventReader:
             if position is None:  # a record that was polled is queued whatever the client says of its position
                 position = records[-1].offset + 1 if records else 0
             self._queue.put(place, self._epochs[place], records, position)
+
+    def _look(self) -> None:
+        """Replace a client that reads nothing although there is something to read."""
+        try:
+            ends = self._offsets.stable_ends(self._places)
+        except LogUnavailable:
+            self._silence.heard()  # the broker is away: nobody can read
+            return
+        positions = {place: self._consumer.position(TopicPartition(*place), timeout_ms=0) for place in self._places}
+        if None in positions.values():
+            return
+        deaf_to = self._silence.look(positions, ends, time.monotonic())
+        if deaf_to is None:
+            return
+        event(
+            _LOG, "reader_replaced", level=logging.WARNING, topic=deaf_to[0], partition=deaf_to[1],
+            offset=positions[deaf_to], reason="nothing was read although committed records lie there",
+        )  # fmt: skip
+        try:
+            consumer = self._new_consumer()
+        except LogUnavailable:
+            return
+        for place, position in positions.items():
+            consumer.seek(TopicPartition(*place), position)
+        old, self._consumer = self._consumer, consumer
+        old.close(autocommit=False, timeout_ms=1_000)
 
 
 def to_record(fetched: Any) -> Record:

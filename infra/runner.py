@@ -7,6 +7,7 @@ whose supervisor is gone ends itself; errors become the project's exit codes, in
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -85,9 +86,10 @@ class StopSignals:
         self.wakeup.ring()
 
     def install(self) -> None:
-        """SIGTERM and SIGINT call `request`. From the main thread only."""
+        """SIGTERM and SIGINT call `request`; SIGUSR1 writes the stack of every thread to stderr. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.request())
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr.fileno())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -112,6 +113,16 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _kept(folder: Path, name: str) -> Path:
+    """What the services said in a run that was not whole: the runs themselves are deleted."""
+    kept = Path("build/chaos") / name
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for path in (*folder.glob("up-*.txt"), *folder.glob("runs/*/logs/*.log"), *folder.glob("runs/*/broker/*.log")):
+        shutil.copy(path, kept)
+    return kept
+
+
 def main(arguments: Sequence[str]) -> int:
     """All runs; exit 1 when one of them is not whole."""
     options = _options(arguments)
@@ -130,6 +141,8 @@ def main(arguments: Sequence[str]) -> int:
             folder = (options.keep or Path(scratch)) / plan.name
             outcome = carry_out(plan, folder, seed=options.seed, say=_say, mount=not options.no_mount)
             outcomes[plan.name] = outcome
+            if outcome.wrong and options.keep is None:
+                _say(f"  its logs are in {_kept(folder, plan.name)}")
             _say(f"{plan.name}: {'; '.join(outcome.wrong) or 'whole'} ({time.monotonic() - run_s:.0f} s)")
     found = result(outcomes, chosen, whole=is_whole, wall_s=time.monotonic() - started_s)
     sys.stdout.write(f"RESULT {json.dumps(found)}\n")

@@ -69,6 +69,9 @@ def _carry_out(
         stage = Stage(site, "tiny", process, say)
         try:
             hits, seen = _inject_all(stage, plan, random_, disk)
+        except AssertionError:
+            stage.tell_stacks()
+            raise
         finally:
             stage.close()
         code = process.wait(timeout=END_LIMIT_S)

@@ -5,6 +5,7 @@ Every wait has a limit and fails when the run ends before it should.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from infra import local_broker
 from schemas.errors import LogUnavailable
 from schemas.ids import RunId
 from tests.e2e.chaos_hits import Hit, incarnations, recovered_at_s, worker_of
-from tests.e2e.chaos_plan import BROKER, GENERATORS, TRAINER, Fault, Phase
+from tests.e2e.chaos_plan import BROKER, COORDINATOR, GENERATORS, PROJECTOR, TRAINER, Fault, Phase
 from tests.e2e.chaos_watch import LogWatch, Standing, StoreView
 from tests.e2e.driving import Site, service_pid, wait_until
 
@@ -120,6 +121,13 @@ class Stage:
             return service_pid(self.site, service, self.run.name)
         except (FileNotFoundError, ValueError):
             return None
+
+    def tell_stacks(self) -> None:
+        """Let every service of ours that is there write its stacks into its log."""
+        for service in (TRAINER, *GENERATORS, COORDINATOR, PROJECTOR):
+            if (pid := self.pid(service)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
 
     def kill(self, service: str) -> None:
         """kill -9, and wait until it is gone."""

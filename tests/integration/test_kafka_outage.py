@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from infra import local_broker
+from infra import kafka_group_reader, kafka_reader, local_broker
 from infra.kafka_admin import KafkaLogAdmin
 from infra.kafka_clients import KafkaSettings, build, common_config
 from infra.kafka_group_reader import KafkaGroupReader
 from infra.kafka_reader import KafkaEventReader
+from infra.kafka_silence import Silence
 from infra.kafka_transactions import KafkaTransactionalWriter
 from infra.kafka_writer import KafkaEventWriter
 from infra.local_broker import BrokerHandle
@@ -82,6 +84,19 @@ def sends(writer: KafkaEventWriter, text: str) -> bool:
     return True
 
 
+def deafen(consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch, bell: Wakeup) -> None:
+    """From now on it hears nothing, as after an outage that it did not get over."""
+    is_deaf = threading.Event()
+
+    def hears_nothing(**_: object) -> dict[object, object]:
+        is_deaf.set()
+        threading.Event().wait(0.02)
+        return {}
+
+    monkeypatch.setattr(consumer, "poll", hears_nothing)
+    until(bell, is_deaf.is_set, "the poll that was under way comes back")
+
+
 def test_all_clients_come_back_after_an_outage_and_report_what_was_lost(broker: BrokerHandle, kafka_jars: Path) -> None:
     limits, bell = settings(broker), Wakeup()
     reader = KafkaEventReader(limits, {POLICY: 1}, "beginning", bell)
@@ -117,6 +132,79 @@ def test_all_clients_come_back_after_an_outage_and_report_what_was_lost(broker: 
     for client in (group, reader, trainer):
         client.close()
     assert writer.close(5) == 0
+
+
+def test_a_client_that_reads_nothing_although_records_lie_there_is_replaced(
+    broker: BrokerHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kafka_reader, "LOOK_S", 0.3)
+    bell, writer = Wakeup(), KafkaEventWriter(settings(broker))
+    writer.send(message("before")).result(10)
+    reader = KafkaEventReader(settings(broker), {POLICY: 1}, "beginning", bell)
+    got: list[bytes] = []
+    until(bell, lambda: bool(got.extend(r.value for r in reader.poll(100)) or b"before" in got), "the first record")
+    deaf = reader._consumer
+    deafen(deaf, monkeypatch, bell)
+    writer.send(message("behind its back")).result(10)
+
+    until(bell, lambda: bool(got.extend(r.value for r in reader.poll(100)) or b"behind its back" in got), "the second")
+
+    assert got.count(b"before") == got.count(b"behind its back") == 1
+    assert reader._consumer is not deaf
+    assert [record.args for record in caplog.records if "reader_replaced" in record.getMessage()]
+    reader.close()
+    writer.close(5.0)
+
+
+def test_a_client_that_has_read_everything_is_left_alone(broker: BrokerHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    bell = Wakeup()
+    looks: list[int] = []
+    reader = KafkaEventReader(settings(broker), {POLICY: 1}, "beginning", bell)
+
+    def is_at_the_end() -> bool:
+        reader.poll(100)
+        return reader.positions() == reader.end_offsets()
+
+    until(bell, is_at_the_end, "the end")
+    monkeypatch.setattr(reader, "_new_consumer", lambda: pytest.fail("there is nothing to read"))
+    ends = reader._offsets.stable_ends
+    monkeypatch.setattr(reader._offsets, "stable_ends", lambda places: (looks.append(1), ends(places))[1])
+    monkeypatch.setattr(reader, "_silence", Silence(0.0))
+    until(bell, lambda: len(looks) >= 5, "a few looks")
+
+    assert reader.positions() == reader.end_offsets()
+    reader.close()
+
+
+@pytest.mark.parametrize("fault", ["it reads nothing", "it waits for its group for ever"])
+def test_a_group_member_that_hears_nothing_any_more_is_replaced_and_reads_on(
+    fault: str, broker: BrokerHandle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reads_nothing = fault == "it reads nothing"
+    monkeypatch.setattr(kafka_group_reader, "LOOK_S", 0.3 if reads_nothing else 600.0)
+    monkeypatch.setattr(kafka_group_reader, "JOIN_LIMIT_S", 600.0 if reads_nothing else 1.5)
+    bell, writer = Wakeup(), KafkaEventWriter(settings(broker))
+    writer.send(message(f"before {fault}")).result(10)
+    reader = KafkaGroupReader(settings(broker), f"group-{len(fault)}", POLICY, bell)
+    got: list[bytes] = []
+
+    def has(text: str) -> bool:
+        got.extend(record.value for record in reader.poll(100))
+        return text.encode() in got
+
+    until(bell, lambda: has(f"before {fault}"), "the first record")
+    deaf = reader._consumer
+    deafen(deaf, monkeypatch, bell)
+    if not reads_nothing:
+        monkeypatch.setattr(deaf._coordinator, "stable", lambda: False)
+    writer.send(message(f"after {fault}")).result(10)
+
+    until(bell, lambda: has(f"after {fault}"), "the second")
+
+    assert reader._consumer is not deaf
+    assert [record for record in caplog.records if "group_member_replaced" in record.getMessage()]
+    reader.close()
+    writer.close(5.0)
 
 
 def test_a_limit_lowered_behind_our_back_blames_the_large_record_and_heals(

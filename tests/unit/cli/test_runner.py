@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import signal
 import subprocess
@@ -173,8 +174,23 @@ def test_signals_reach_the_stop_events() -> None:
         signal.raise_signal(signal.SIGINT)
         assert signals.halt.is_set()
     finally:
+        faulthandler.unregister(signal.SIGUSR1)
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def test_a_signal_asks_a_service_where_it_stands() -> None:
+    script = (
+        "import signal\nfrom infra.runner import StopSignals\nfrom infra.wakeup import Wakeup\n"
+        "def in_the_middle():\n    signal.raise_signal(signal.SIGUSR1)\n"
+        "StopSignals(Wakeup()).install()\nin_the_middle()\nprint('goes on')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert "in in_the_middle" in done.stderr
+    assert done.stdout == "goes on\n"
 
 
 def test_a_finished_piece_of_work_rings_the_bell() -> None:
