@@ -13,7 +13,7 @@ from infra.model_adapter import load_served
 from schemas.checkpoint import MANIFEST_NAME, WEIGHTS_NAME, decode_manifest
 from tests.e2e.driving import driftlog, leftovers, make_site, up
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.soak]
 
 SETTINGS = (
     "lora.rank=4", "lora.publish=adapter", "trainer.learning_rate=1e-2", "objective.overrides={kl_coefficient = 0.01}",
