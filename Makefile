@@ -143,7 +143,7 @@ bench-replay: setup  ## reading a run again: Kafka, Arrow cache, the bare librar
 chaos-smoke: setup  ## kill services of a real run, then audit; last line RESULT {json}
 	$(PY) -m tests.e2e.chaos_smoke
 
-chaos: setup  ## kill -9, SIGSTOP, a dying broker, a locked MLflow, a full disk (12 minutes); last line RESULT {json}
+chaos: setup  ## kill -9, SIGSTOP, a dying broker, a locked MLflow, a full disk (11 minutes); last line RESULT {json}
 	$(PY) -m tests.e2e.chaos $(CHAOS_ARGS)
 
 sim: $(STAMP)/project  ## the simulator over SEEDS=2000 seeds on two cores, or SEED=N again; last line RESULT {json}
