@@ -284,17 +284,20 @@ class KafkaGroupReader:
         deaf_to = self._silence.look(positions, ends, now_s)
         if waits:
             self._replace(f"no part in the group for {JOIN_LIMIT_S:.0f} s, though the broker answers")
-        elif deaf_to is not None:
-            self._replace(f"nothing was read of partition {deaf_to[1]} although committed records lie there")
+        elif deaf_to is not None and self._replace(
+            f"nothing was read of partition {deaf_to[1]} although committed records lie there"
+        ):
+            self._silence.replaced()
 
-    def _replace(self, reason: str) -> None:
-        """A new client, as another member; the old one's partitions are taken up again from what is committed."""
+    def _replace(self, reason: str) -> bool:
+        """A new client, as another member; the old one's partitions are taken up again from what is committed. False
+        when there is none to be had now: the next look finds the same."""
         event(_LOG, "group_member_replaced", level=logging.WARNING, topic=self._topic, reason=reason)
         self._joined_s = time.monotonic()
         try:
             consumer = build(KafkaConsumer, self._settings, self._config)
         except LogUnavailable:
-            return
+            return False
         old, self._consumer, self._member = self._consumer, consumer, False  # the next round subscribes
         with self._lock:
             self._forget(set(self._owned))
@@ -302,6 +305,7 @@ class KafkaGroupReader:
             self._pending.clear()
         old.close(autocommit=False, timeout_ms=1_000)
         self._wakeup.ring()
+        return True
 
     def _take_back(self, missing: RangeMissing) -> dict[TopicPartition, list[Any]]:
         """Retention overtook these partitions, or what is committed of them: they are placed anew, below."""

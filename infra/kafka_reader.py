@@ -177,10 +177,11 @@ class KafkaEventReader:
         try:
             consumer = self._new_consumer()
         except LogUnavailable:
-            return
+            return  # the next look finds the same
         for place, position in positions.items():
             consumer.seek(TopicPartition(*place), position)
         old, self._consumer = self._consumer, consumer
+        self._silence.replaced()
         old.close(autocommit=False, timeout_ms=1_000)
 
 

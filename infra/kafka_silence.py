@@ -42,5 +42,8 @@ class Silence:
         before, self._behind = self._behind, behind
         if not behind or behind != before or behind == self._tried:
             return None
-        self._behind, self._tried = {}, behind
         return min(behind)
+
+    def replaced(self) -> None:
+        """It was, for what the last look found."""
+        self._behind, self._tried = {}, self._behind

@@ -44,7 +44,17 @@ def test_nor_is_one_that_moved_or_stands_at_the_end_or_does_not_know_where_it_st
 
 def test_it_is_replaced_once_for_one_place() -> None:
     silence = Silence(10.0)
-    looks = [silence.look({PLACE: 3}, {PLACE: 5}, 10.0 * number) for number in range(6)]
+    looks = []
+    for number in range(6):
+        looks.append(silence.look({PLACE: 3}, {PLACE: 5}, 10.0 * number))
+        if looks[-1] is not None:
+            silence.replaced()
 
     assert looks == [None, PLACE, None, None, None, None]
     assert [silence.look({PLACE: 4}, {PLACE: 5}, now_s) for now_s in (70.0, 80.0)] == [None, PLACE]
+
+
+def test_a_replacement_that_failed_is_wanted_again() -> None:
+    silence = Silence(10.0)
+
+    assert [silence.look({PLACE: 3}, {PLACE: 5}, 10.0 * number) for number in range(4)] == [None, PLACE, PLACE, PLACE]
