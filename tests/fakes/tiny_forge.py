@@ -46,6 +46,16 @@ class Forge:
         entry = self.log.partition(record.topic, record.partition).entries[record.offset]
         entry.record = dataclasses.replace(record, **changes)
 
+    def say_schema(self, record: Record, schema: bytes) -> None:
+        """Let the record claim this schema version; its bytes stay what they are."""
+        self.rewrite(record, headers=tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers))
+
+    def newer(self, name: TopicName, schema: bytes) -> Record:
+        """The topic's first record of rows claims this schema version, one of a later build."""
+        record = next(r for r in self.records(name) if is_arrow(r.headers))
+        self.say_schema(record, schema)
+        return record
+
     def remove(self, record: Record) -> None:
         """Take a record out of the log."""
         self.log.partition(record.topic, record.partition).entries[record.offset].record = None

@@ -109,9 +109,7 @@ def test_a_record_of_a_newer_driftlog_is_one_message_and_no_damage(
     tmp_path: Path, name: TopicName, schema: bytes, known: str
 ) -> None:
     run = ScoredRun(tmp_path)
-    record = next(r for r in run.records(name) if r.header("arrow-schema") is not None)
-    headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)
+    record = Forge(run).newer(name, schema)
 
     with pytest.raises(IllegalState) as raised:
         run.audit()

@@ -81,9 +81,7 @@ def test_a_truncated_topic_is_one_message(tmp_path: Path) -> None:
 def test_an_unknown_schema_version_is_one_message(tmp_path: Path, name: TopicName, schema: bytes, known: str) -> None:
     run = TinyRun(tmp_path / "store")
     add_scores(run, version=1)
-    record = next(r for r in run.records(name) if r.header("arrow-schema") is not None)
-    headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)
+    record = Forge(run).newer(name, schema)
 
     with pytest.raises(IllegalState) as caught:
         _export(run, tmp_path / "out")

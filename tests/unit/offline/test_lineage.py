@@ -152,9 +152,7 @@ def test_without_the_start_of_policy_or_ledger_there_is_one_message(tmp_path: Pa
 
 def test_decisions_of_a_newer_schema_version_are_one_message(tmp_path: Path) -> None:
     run = TinyRun(tmp_path)
-    record = next(r for r in run.records(TopicName.LEDGER) if r.header("arrow-schema") is not None)
-    headers = tuple((n, b"decisions/2.0" if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)
+    record = Forge(run).newer(TopicName.LEDGER, b"decisions/2.0")
 
     with pytest.raises(IllegalState) as caught:
         version_lineage(run.run_log(), 1)

@@ -14,7 +14,6 @@ from consumers.offline.reanalyse import Reanalysis, Segment
 from consumers.offline.reanalyse.rewards import RewardsAnew
 from consumers.offline.run_log import RunLog
 from driftlog.commands import reanalyse as command
-from infra.ports import Record
 from infra.rewards import ScoredAtOnce
 from schemas.errors import IllegalState, RangeMissing
 from schemas.headers import is_arrow
@@ -41,20 +40,16 @@ def _reanalysis(run: SimulatedRun, log: RunLog, rewards: RewardsAnew | None = No
     return Reanalysis(log, {"config": Segment(own=own, other=own)}, rewards=rewards)
 
 
+def _forge(run: SimulatedRun) -> Forge:
+    return Forge(run)  # type: ignore[arg-type]
+
+
 def _refused_at_once(run: SimulatedRun, kind: type[IllegalState]) -> str:
     """The message; it comes with the call, before anybody asks for a step."""
     reanalysis = _reanalysis(run, run.run_log())
     with pytest.raises(kind) as caught:
         reanalysis.steps()
     return str(caught.value)
-
-
-def _newer(run: SimulatedRun, name: TopicName, schema: bytes) -> Record:
-    """The topic's first record of rows is of the next schema version."""
-    record = next(r for r in run.records(name) if is_arrow(r.headers))
-    headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)  # type: ignore[arg-type]
-    return record
 
 
 @pytest.mark.parametrize("name", [TopicName.POLICY, TopicName.LEDGER])
@@ -86,7 +81,7 @@ def test_a_policy_topic_that_was_cut_off_is_one_message(run: SimulatedRun) -> No
 
 
 def test_decisions_of_a_newer_schema_version_are_one_message(run: SimulatedRun) -> None:
-    record = _newer(run, TopicName.LEDGER, b"decisions/2.0")
+    record = _forge(run).newer(TopicName.LEDGER, b"decisions/2.0")
 
     said = _refused_at_once(run, IllegalState)
 
@@ -105,7 +100,7 @@ def test_decisions_of_a_newer_schema_version_are_one_message(run: SimulatedRun) 
 def test_rows_scores_and_requests_of_a_newer_schema_version_are_one_message(
     run: SimulatedRun, name: TopicName, schema: bytes, known: str
 ) -> None:
-    record = _newer(run, name, schema)
+    record = _forge(run).newer(name, schema)
     log = run.run_log()
     rewards = RewardsAnew(log, ScoredAtOnce(ParityReward()), lambda tokens: "")
 
@@ -131,7 +126,7 @@ def test_a_ledger_record_that_was_altered_is_told_in_words(run: SimulatedRun) ->
 def test_the_command_opens_no_file_for_a_log_that_cannot_answer(
     run: SimulatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _newer(run, TopicName.LEDGER, b"decisions/2.0")
+    _forge(run).newer(TopicName.LEDGER, b"decisions/2.0")
     prepared = (_reanalysis(run, run.run_log()), {})
     monkeypatch.setattr(command, "_prepared", lambda at, options, found, stack: prepared)
     monkeypatch.setattr("driftlog.retained.retained", lambda at: argparse.Namespace(notes=()))

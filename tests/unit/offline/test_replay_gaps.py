@@ -51,14 +51,6 @@ def _cut_ledger_behind(run: SimulatedRun, version: int) -> int:
     return first
 
 
-def _newer(run: SimulatedRun, name: TopicName, schema: bytes) -> Record:
-    """The topic's first record of rows is of the next schema version."""
-    record = next(r for r in run.records(name) if is_arrow(r.headers))
-    headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
-    _forge(run).rewrite(record, headers=headers)
-    return record
-
-
 def _refused(run: SimulatedRun, kind: type[IllegalState], first: int = 1, last: int | None = NEWEST) -> str:
     """The one message; nothing was trained before it."""
     rig = Rig(run=run)
@@ -72,7 +64,7 @@ def _refused(run: SimulatedRun, kind: type[IllegalState], first: int = 1, last: 
 
 
 def test_decisions_of_a_newer_schema_version_are_one_message_and_nothing_is_trained(run: SimulatedRun) -> None:
-    record = _newer(run, TopicName.LEDGER, b"decisions/2.0")
+    record = _forge(run).newer(TopicName.LEDGER, b"decisions/2.0")
 
     said = _refused(run, IllegalState)
 
@@ -90,7 +82,7 @@ def test_decisions_of_a_newer_schema_version_are_one_message_and_nothing_is_trai
 def test_rows_of_a_newer_schema_version_are_one_message(
     run: SimulatedRun, name: TopicName, schema: bytes, known: str
 ) -> None:
-    record = _newer(run, name, schema)
+    record = _forge(run).newer(name, schema)
 
     with pytest.raises(IllegalState) as caught:
         Rig(run=run).make()

@@ -68,9 +68,7 @@ def test_records_of_a_newer_schema_version_are_one_message(
     tmp_path: Path, name: TopicName, schema: bytes, known: str
 ) -> None:
     run = TinyRun(tmp_path)
-    record = next(r for r in run.records(name) if r.header("arrow-schema") is not None)
-    headers = tuple((n, schema if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)
+    record = Forge(run).newer(name, schema)
 
     with pytest.raises(IllegalState) as caught:
         read_run(run.run_log())

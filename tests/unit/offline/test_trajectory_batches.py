@@ -109,8 +109,7 @@ def test_columns_of_a_later_minor_version_and_foreign_child_names_are_read(tmp_p
 
 def _of_version_2(run: TinyRun) -> tuple[int, int]:
     record = run.records(TopicName.TRAJECTORIES)[-1]
-    headers = tuple((n, b"trajectory/2.0" if n == "arrow-schema" else v) for n, v in record.headers)
-    Forge(run).rewrite(record, headers=headers)
+    Forge(run).say_schema(record, b"trajectory/2.0")
     return record.partition, record.offset
 
 
