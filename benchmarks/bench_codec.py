@@ -130,6 +130,7 @@ def codecs(rows: Sequence[Trajectory]) -> list[Codec]:
         ),
         _codec("json", lambda r: json.dumps(_lists(r)).encode(), json.loads),
         _codec("pickle", lambda r: pickle.dumps(_arrays(r), protocol=5), pickle.loads),
+        _codec("pickle of lists", lambda r: pickle.dumps(_named(r)), _unnamed),
     ]
     if cloudpickle is not None:
         found.append(_codec("cloudpickle", lambda r: bytes(cloudpickle.dumps(_arrays(r))), pickle.loads))
@@ -205,6 +206,15 @@ def _arrays(rows: Sequence[Trajectory]) -> list[Any]:
 
 def _lists(rows: Sequence[Trajectory]) -> list[Any]:
     return [(*row[:-4], *[array.tolist() for array in row[-4:]]) for row in _arrays(rows)]
+
+
+def _named(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """Column name -> value, arrays as lists."""
+    return [dict(zip(TRAJECTORY.names, row, strict=True)) for row in _lists(rows)]
+
+
+def _unnamed(value: bytes) -> list[Any]:
+    return [[row[name] for name in TRAJECTORY.names] for row in pickle.loads(value)]  # noqa: S301
 
 
 def _raw(rows: Sequence[Trajectory]) -> list[Any]:

@@ -100,7 +100,7 @@ def store_rate(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
     rates, phases = [], []
     for number in range(rounds):
         manifest = Manifest(
-            run="bench", attempt_id=f"a{number}", parent=None, dtype={"weights": "float32"}, probe_sha256="",
+            run="bench", attempt_id=f"a{number}", parent=None, dtype={"weights": "float32"},
             fingerprint={}, optimizer_step=number, has_state=False, library_versions={}, threads=1, device_type="cpu",
             logprob_chunk=1, code_revision="", config_digest="",
         )  # fmt: skip

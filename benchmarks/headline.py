@@ -41,8 +41,10 @@ def _ours_over(peer: str) -> Callable[[Mapping[str, Any]], float]:
 FIGURES = (
     Figure(key="transport_vs_confluent", bench="transport", at_least=0.8, take=_ours_over("confluent-kafka"),
            words="groups/s, durable and checked, ours / confluent-kafka"),
-    Figure(key="transport_vs_redis", bench="transport", at_least=1.0, take=_ours_over("redis stream"),
-           words="groups/s, ours / a Redis stream of pickles"),
+    Figure(key="transport_vs_redis", bench="transport", at_least=1.0, take=_ours_over("redis stream, as PipelineRL"),
+           words="groups/s, ours / a Redis stream of pickles as PipelineRL writes and reads it"),
+    Figure(key="transport_vs_redis_batched", bench="transport", take=_ours_over("redis stream, batched"),
+           words="the same beside a Redis stream of pickled arrays, up to 1,000 entries a read"),
     Figure(key="transport_p99_ms", bench="transport", at_most=15.0, words="at 50 groups/s, codec and checks included",
            take=lambda found: found["peers"]["driftlog"]["latency_ms_p99"]),
     Figure(key="encode_vs_msgspec", bench="codec", at_most=1.2, words="CPU time, ours / msgspec lists",

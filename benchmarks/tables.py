@@ -249,15 +249,21 @@ SECTIONS = (
 A group of 8 trajectories with 128 prompt and 512 completion tokens, all columns. Every codec does the same job: checked
 trajectories to bytes, and bytes back to checked trajectories with their row hashes. CPU microseconds, the fastest of
 interleaved rounds. Pickle, cloudpickle and msgpack carry arrays as raw bytes (pickle also stores what the rows share
-only once); JSON, orjson and msgspec carry lists. Unpickling runs whatever code the bytes name: a log that others can
-write to must not be read so. Below 1 a peer needs less than ours."""),
+only once); JSON, orjson, msgspec and pickle of lists (of one dict a row) carry lists. Unpickling runs whatever code the
+bytes name: a log that others can write to must not be read so. Below 1 a peer needs less than ours."""),
     Section(name="transport", title="The transport", table=_transport, words="""
 Such groups between two processes, both ends with the codec in brackets and all checks: sent as fast as they go
 (groups/s, CPU time of both ends; what a broker or server uses is not in it), and at 50 groups a second (latency from
 before the encoding to after the checks). Medians of interleaved rounds; `/ driftlog` is the median of the rounds' own
-ratios, above 1 the peer is faster. Kafka has acks=all, zstd and idempotence with both clients; Redis has an
-append-only file that is not fsynced; the file is read every 10 ms. What survives is
-what is left when both processes are gone."""),
+ratios, above 1 the peer is faster. Kafka has acks=all, zstd and idempotence with both clients; the file is read every
+10 ms. What survives is what is left when both processes are gone.
+
+Both Redis streams write one entry a round trip, to one server whose append-only file is not fsynced: what they keep is
+in the page cache, like the broker's log. *As PipelineRL* does what that project's streams do, with our columns: a group
+is a pickle (default protocol) of a list of dicts whose arrays are Python lists, an entry holds it and its index, the
+stream is cut at about 1,000,000 entries, and the reader asks for one entry a round trip and checks the index. *Batched*
+is the strongest Redis that we could build: pickled arrays, and up to 1,000 entries a read. PipelineRL itself starts
+Redis with `--save` and no append-only file, so less is left there when the server dies than is measured here."""),
     Section(name="step", title="A training step", table=_step, words="""
 By phase, from the ledger. `overhead` is the main thread's time of a step but the update of the weights: decoding,
 batch, scores, metrics, and what it does itself of checkpoint and transaction; `waiting` is the time in which it had

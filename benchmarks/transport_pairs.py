@@ -15,21 +15,41 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_codec import codecs, make_group
-from benchmarks.transport_peers import PEERS, Peer, Where, free_port, missing, redis_server
+import numpy as np
+
+from benchmarks.bench_codec import VOCABULARY, codecs, make_group
+from benchmarks.transport_ends import Peer, Where
+from benchmarks.transport_peers import PEERS, missing
+from benchmarks.transport_redis import free_port, redis_server
 from infra.kafka_admin import KafkaLogAdmin
 from infra.kafka_clients import KafkaSettings, quiet_client_loggers
 from schemas.ids import RunId
+from schemas.trajectory import Trajectory
 
 LIMIT_S = 60.0
 """of one peer's round"""
 WARM_UP_S = 1.0
 """a reader polls that long before anything is sent; latencies of that long after the first group are left out"""
+DISTINCT = 32
+"""groups that differ, more than a batch of the broker holds: a batch of one group many times compresses to that one"""
 _STAMP = struct.Struct("<q")
 _PRELOADED = ("benchmarks.bench_codec", "benchmarks.transport_peers", "infra.kafka_writer", "infra.kafka_reader")
+
+
+def distinct_groups(count: int = DISTINCT) -> list[list[Trajectory]]:
+    """Groups of the stated size with tokens and log-probabilities of their own."""
+    rng = np.random.default_rng(0)
+
+    def drawn(t: Trajectory) -> Trajectory:
+        size = len(t.token_ids)
+        tokens = rng.integers(0, VOCABULARY, size, dtype=np.int32)
+        return replace(t, token_ids=tokens, logprobs=-rng.random(size, dtype=np.float32))
+
+    return [[drawn(t) for t in make_group()] for _ in range(count)]
 
 
 def _codec(peer: Peer, rows: Sequence[Any]) -> Any:
@@ -39,18 +59,18 @@ def _codec(peer: Peer, rows: Sequence[Any]) -> Any:
 def send(peer_index: int, at: Where, slow: int, per_s: float, fast: int, ready: Any, quiet: Any, results: Any) -> None:
     """The sending process: `slow` groups at `per_s` a second, then `fast` ones as quickly as they go."""
     quiet_client_loggers()
-    peer, rows = PEERS[peer_index], make_group()
-    codec = _codec(peer, rows)
+    peer, groups = PEERS[peer_index], distinct_groups()
+    codec = _codec(peer, groups[0])
     sender = peer.sender(at)
     ready.wait(LIMIT_S)
     begun_s = time.monotonic()
     for number in range(slow):
         time.sleep(max(0.0, begun_s + number / per_s - time.monotonic()))
-        sender.send(_STAMP.pack(time.monotonic_ns()) + codec.encode(rows))
+        sender.send(_STAMP.pack(time.monotonic_ns()) + codec.encode(groups[number % DISTINCT]))
     quiet.wait(LIMIT_S)
     cpu_s = time.process_time()
-    for _ in range(fast):
-        sender.send(_STAMP.pack(time.monotonic_ns()) + codec.encode(rows))
+    for number in range(fast):
+        sender.send(_STAMP.pack(time.monotonic_ns()) + codec.encode(groups[number % DISTINCT]))
     sender.close()
     results.put(("send", {"cpu_s": time.process_time() - cpu_s}))
 

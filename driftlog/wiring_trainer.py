@@ -6,8 +6,10 @@ import logging
 import os
 import uuid
 from contextlib import ExitStack
+from functools import partial
 
 from consumers.trainer.branching import BranchWish
+from consumers.trainer.decoding import read_group
 from consumers.trainer.learner import HfLearner
 from consumers.trainer.pacing import PacingRules
 from consumers.trainer.publication import Publication
@@ -58,7 +60,10 @@ def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
         policy_reader = KeptReader(stack)
         writer = KafkaTransactionalWriter(at.kafka, f"{run}-trainer")
         stack.callback(writer.close)
-        trajectories = open_reader(at, TopicName.TRAJECTORIES)
+        limits = TrajectoryLimits(vocabulary_size=learner.vocabulary_size())
+        # The service seeks before it reads: from the beginning a long run would be read, and decoded, for nothing.
+        decode = partial(read_group, limits=limits)
+        trajectories = open_reader(at, TopicName.TRAJECTORIES, start="end", prepare=decode)
         stack.callback(trajectories.close)
         executor = None
         if config.trainer.overlap_publication:
@@ -90,14 +95,19 @@ def build_trainer(at: Site, *, branch: BranchWish | None = None) -> Assembly:
             clock=clock,
             executor=executor,
         )
-        settings = _trainer_settings(config, learner, policy.eos_token_id, revision, branch)
+        settings = _trainer_settings(config, learner, limits, policy.eos_token_id, revision, branch)
         service = TrainerService(settings, ports)
         return Assembly(service=service, wakeup=at.wakeup, resources=stack.pop_all())
     raise AssertionError("unreachable: ExitStack swallows nothing")
 
 
 def _trainer_settings(
-    config: Config, learner: HfLearner, eos_token_id: int, revision: str, branch: BranchWish | None = None
+    config: Config,
+    learner: HfLearner,
+    limits: TrajectoryLimits,
+    eos_token_id: int,
+    revision: str,
+    branch: BranchWish | None = None,
 ) -> TrainerSettings:
     """Everything the service decides by."""
     return TrainerSettings(
@@ -128,7 +138,7 @@ def _trainer_settings(
             hold_for_in_flight=config.trainer.stale_action == "wait",
             run_ahead=config.trainer.effective_run_ahead,
         ),
-        limits=TrajectoryLimits(vocabulary_size=learner.vocabulary_size()),
+        limits=limits,
         config_digest=config.digest(),
         code_revision=revision,
         group_timeout_s=config.trainer.group_timeout_s,

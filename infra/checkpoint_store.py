@@ -94,7 +94,7 @@ class FsspecCheckpointStore:
             with watch.phase("write"):
                 write(staging)
             entries = files.describe(staging, self._limits, watch, fsync=self._fsync)
-            data = manifest.model_copy(update={"files": entries}).encode()
+            data = manifest.describing(entries).encode()
             with watch.phase("publish"):
                 self._write_manifest(staging, data)
                 self._tree.publish(staging, address)

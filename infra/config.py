@@ -134,6 +134,7 @@ class KafkaSection(Section):
     """bytes a writer may have sent and not acknowledged"""
     reader_queue_records: int = Field(default=500, ge=1)
     reader_queue_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """of a reader's records that its service has not taken; the trainer's hold their decoded rows too, as much again"""
     security: dict[str, str] = Field(default_factory=dict)
     """passed to the Kafka client as they are (security_protocol, sasl_mechanism, ssl_cafile ...); no passwords here"""
 

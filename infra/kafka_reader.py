@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from kafka import KafkaConsumer, TopicPartition
@@ -30,6 +30,10 @@ POLL_MS = 100
 """How long the thread stays in one poll: the bound on noticing a seek, a close, or a lone marker."""
 POLL_RECORDS = 64
 """Records of one poll: what may lie in memory beside the queue."""
+BUSY_S = 0.02
+"""How long the thread asks for nothing more while the service has not taken what is queued. Nobody waits for what comes
+meanwhile, and one answer of the broker with all of it costs a fraction of one for each record. No longer than this, so
+that the queue fills up behind a service that is away for seconds."""
 LOOK_S = 10.0
 """Between two looks at the ends of the topics while nothing comes."""
 
@@ -41,14 +45,21 @@ class KafkaEventReader:
         self,
         settings: KafkaSettings,
         topics: Mapping[str, int],
-        start: Mapping[Place, int] | Literal["beginning"],
+        start: Mapping[Place, int] | Literal["beginning", "end"],
         wakeup: Wakeup | None = None,
+        prepare: Callable[[Record], Record] | None = None,
     ) -> None:
-        """`topics`: name -> number of partitions (checked). Partitions not named in `start` begin at the beginning."""
+        """`topics`: name -> number of partitions (checked). Partitions not named in `start` begin at the beginning.
+
+        `prepare`: what the thread makes of each record before it is queued, so that the service need not (decoding);
+        what it raises is raised by the service's next `poll`."""
         self._settings = settings
+        self._prepare = prepare
         self._places = [(name, partition) for name, count in topics.items() for partition in range(count)]
         _check_topics(settings, topics)
         self._offsets = KafkaOffsets(settings)
+        if start == "end":
+            start = self._offsets.stable_ends(self._places)
         beginnings = self._offsets.beginnings(self._places)
         self._queue = RecordQueue(
             max_records=settings.reader_queue_records,
@@ -120,6 +131,7 @@ class KafkaEventReader:
                 if self._queue.failed():
                     self._stopping.wait(POLL_MS / 1000)
                     continue
+                self._queue.wait_until_taken(BUSY_S)
                 room = self._queue.wait_for_room(POLL_MS / 1000)
                 if room:
                     self._read(min(room, POLL_RECORDS))
@@ -152,6 +164,8 @@ class KafkaEventReader:
         for tp in polled or [TopicPartition(*place) for place in self._places]:
             place = (tp.topic, tp.partition)
             records = [to_record(fetched) for fetched in polled.get(tp, ())]
+            if self._prepare is not None:
+                records = [self._prepare(record) for record in records]
             position = self._consumer.position(tp, timeout_ms=0)
             if position is None:  # a record that was polled is queued whatever the client says of its position
                 position = records[-1].offset + 1 if records else 0

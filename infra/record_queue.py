@@ -113,6 +113,11 @@ class RecordQueue:
             self._changed.wait_for(lambda: self._room() > 0, timeout=limit_s)
             return self._room()
 
+    def wait_until_taken(self, limit_s: float) -> bool:
+        """Wait at most limit_s for the service to take every record; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._records == 0, timeout=limit_s)
+
     def put(self, place: Place, epoch: int, records: Iterable[Record], position: int) -> None:
         """Add what one poll brought of one partition, and how far it got. An old epoch is dropped here."""
         with self._changed:

@@ -60,7 +60,8 @@ class Manifest(BaseModel):
     """tensor group -> dtype"""
     tied: tuple[tuple[str, ...], ...] = ()
     """names of tensors that share storage; only the first is in the file"""
-    probe_sha256: str
+    probe_sha256: str = ""
+    """of the probe's file, once more; filled in by the store, empty where there is none"""
     fingerprint: dict[str, str]
     optimizer_step: int
     has_state: bool
@@ -82,6 +83,11 @@ class Manifest(BaseModel):
             if entry.name == name:
                 return entry
         raise CheckpointInvalid(f"manifest of {self.attempt_id} has no file {name!r}")
+
+    def describing(self, files: tuple[ManifestFile, ...]) -> Manifest:
+        """The manifest of a directory with these files."""
+        probe_sha256 = next((entry.sha256 for entry in files if entry.name == PROBE_NAME), "")
+        return self.model_copy(update={"files": files, "probe_sha256": probe_sha256})
 
     def encode(self) -> bytes:
         """Canonical bytes; their sha256 stands in VersionPublished."""

@@ -7,6 +7,7 @@ row that came from the log must never be edited in place.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -58,6 +59,7 @@ _UNMODELLED = (
     "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "min_tokens", "logprobs_mode",
 )  # fmt: skip
+_unmodelled = attrgetter(*_UNMODELLED)
 
 
 def unmodelled_transform(sampling: Sampling) -> str:
@@ -65,7 +67,9 @@ def unmodelled_transform(sampling: Sampling) -> str:
 
     A truncated support or a penalty that the trainer does not apply: the sampled log-probabilities would be of a
     distribution that the trainer's are not. Temperature is applied alike on both sides."""
-    return next((name for name in _UNMODELLED if getattr(sampling, name) != getattr(NEUTRAL, name)), "")
+    if _unmodelled(sampling) == _unmodelled(NEUTRAL):
+        return ""
+    return next(name for name in _UNMODELLED if getattr(sampling, name) != getattr(NEUTRAL, name))
 
 
 def add_segment(segments: list[Segment], *, version: int, length: int, proof: int) -> None:

@@ -2,7 +2,7 @@
 
 Guarantees that a failed reward is never a zero: it makes its member unusable, and an unusable
 member has advantage NaN, which the loss refuses. Group and member order, and the split of a group
-over records or ranks, change nothing: rewards are sorted inside their group before they are added.
+over records or ranks, change nothing: sums are rounded once, whatever the order.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -100,57 +101,63 @@ def group_advantages(
     """
     estimator, std_kind = AdvantageEstimator(estimator), StdKind(std_kind)
     _check(rewards_N, group_N, min_group, epsilon, zero_variance_tolerance)
-    finite_N = torch.isfinite(rewards_N)
     groups_G, index_N, members_G = torch.unique(group_N, return_inverse=True, return_counts=True)
     _check_grouping(members_G, declared_group_size)
-    rewards_N = torch.where(finite_N, rewards_N.double(), 0.0)
-    usable_count_G = torch.zeros_like(groups_G).index_add_(0, index_N, finite_N.to(groups_G.dtype))
-    dropped_G = usable_count_G < min_group
-    usable_N = finite_N & ~dropped_G[index_N]
-
+    # Plain numbers from here on: for a few hundred rewards every tensor operation costs more than all of them.
+    rewards, index = rewards_N.double().tolist(), index_N.tolist()
+    members: list[list[float]] = [[] for _ in range(len(groups_G))]
+    for reward, group in zip(rewards, index, strict=True):
+        if math.isfinite(reward):
+            members[group].append(reward)
+    dropped = [len(finite) < min_group for finite in members]
+    usable = [math.isfinite(reward) and not dropped[group] for reward, group in zip(rewards, index, strict=True)]
     spread = [
-        _spread(rewards_N[usable_N & (index_N == group)], std_kind, zero_variance_tolerance)
-        for group in range(len(groups_G))
+        _spread([] if is_dropped else finite, std_kind, zero_variance_tolerance)
+        for finite, is_dropped in zip(members, dropped, strict=True)
+    ]
+    batch_std = math.nan
+    if estimator is AdvantageEstimator.BATCH_STD:
+        in_batch = [reward for reward, is_usable in zip(rewards, usable, strict=True) if is_usable]
+        batch_std = _spread(in_batch, std_kind, zero_variance_tolerance)[1]
+
+    def advantage(reward: float, group: int) -> float:
+        mean, std, is_zero = spread[group]
+        if is_zero:
+            return 0.0
+        if estimator is AdvantageEstimator.GROUP_MEAN_STD:
+            return (reward - mean) / (std + epsilon)
+        if estimator is AdvantageEstimator.LEAVE_ONE_OUT:
+            return (reward - mean) * len(members[group]) / (len(members[group]) - 1)
+        return (reward - mean) / (batch_std + epsilon) if estimator is AdvantageEstimator.BATCH_STD else reward - mean
+
+    advantages = [
+        advantage(reward, group) if is_usable else math.nan
+        for reward, group, is_usable in zip(rewards, index, usable, strict=True)
     ]
     means, stds, zeros = zip(*spread, strict=True) if spread else ((), (), ())
-    mean_G = rewards_N.new_tensor(means)
-    std_G = rewards_N.new_tensor(stds)
-    zero_variance_G = torch.tensor(zeros, dtype=torch.bool, device=rewards_N.device)
-
-    deviation_N = rewards_N - mean_G[index_N]
-    if estimator is AdvantageEstimator.GROUP_MEAN_STD:
-        deviation_N = deviation_N / (std_G[index_N] + epsilon)
-    elif estimator is AdvantageEstimator.LEAVE_ONE_OUT:
-        count_N = usable_count_G[index_N].double()
-        deviation_N = deviation_N * count_N / (count_N - 1).clamp(min=1)
-    elif estimator is AdvantageEstimator.BATCH_STD:
-        batch_std = _spread(rewards_N[usable_N], std_kind, zero_variance_tolerance)[1]
-        deviation_N = deviation_N / (batch_std + epsilon)
-    advantages_N = torch.where(zero_variance_G[index_N], 0.0, deviation_N)
+    tensor = partial(torch.tensor, device=rewards_N.device)
     return Advantages(
-        advantages_N=torch.where(usable_N, advantages_N, math.nan).float(),
-        usable_N=usable_N,
+        advantages_N=tensor(advantages, dtype=torch.float32),
+        usable_N=tensor(usable, dtype=torch.bool),
         groups_G=groups_G,
-        usable_count_G=usable_count_G,
-        mean_G=mean_G,
-        std_G=std_G,
-        zero_variance_G=zero_variance_G,
-        dropped_G=dropped_G,
+        usable_count_G=tensor([len(finite) for finite in members], dtype=torch.int64),
+        mean_G=tensor(means, dtype=torch.float64),
+        std_G=tensor(stds, dtype=torch.float64),
+        zero_variance_G=tensor(zeros, dtype=torch.bool),
+        dropped_G=tensor(dropped, dtype=torch.bool),
     )
 
 
-def _spread(rewards_N: Tensor, std_kind: StdKind, tolerance: float) -> tuple[float, float, bool]:
+def _spread(rewards: Sequence[float], std_kind: StdKind, tolerance: float) -> tuple[float, float, bool]:
     """Mean, standard deviation, and whether all are equal; NaN without two members."""
-    count = len(rewards_N)
+    count = len(rewards)
     if count < 2:
         return math.nan, math.nan, False
-    ordered_N = rewards_N.sort().values
-    mean = float(ordered_N.sum()) / count
+    mean = math.fsum(rewards) / count
     divisor = count - 1 if std_kind is StdKind.SAMPLE else count
-    std = math.sqrt(float((ordered_N - mean).square().sum()) / divisor)
-    width = float(ordered_N[-1] - ordered_N[0])
-    scale = max(1.0, float(ordered_N.abs().max()))
-    return mean, std, width <= tolerance * scale
+    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / divisor)
+    least, most = min(rewards), max(rewards)
+    return mean, std, most - least <= tolerance * max(1.0, abs(least), abs(most))
 
 
 def _reason(value: float | None) -> str | None:

@@ -105,12 +105,13 @@ class Learner(Protocol):
         ...
 
     def copy(self, *, with_state: bool = True) -> LearnerCopy:
-        """What `save` would write now, to be written later: training may go on meanwhile. Costs its size in memory."""
+        """What `save` would write now, to be written later: training may go on meanwhile. Costs its size in memory,
+        which the next copy may use again: the one before must be written, or given up, by then."""
         ...
 
     def manifest_fields(self) -> Mapping[str, Any]:
-        """Manifest fields only the learner knows: dtype, tied, probe_sha256 (of the last save), fingerprint,
-        optimizer_step, library_versions, threads, device_type, logprob_chunk."""
+        """Manifest fields only the learner knows: dtype, tied, fingerprint, optimizer_step,
+        library_versions, threads, device_type, logprob_chunk."""
         ...
 
     def fingerprint(self) -> Mapping[str, str]:

@@ -10,16 +10,16 @@ import logging
 
 from consumers.trainer.dead_letters import poisoned_group
 from consumers.trainer.deadlines import GroupDeadlines
+from consumers.trainer.decoding import read_group
 from consumers.trainer.desk import Desk
 from consumers.trainer.grouping import GroupBuffer
 from consumers.trainer.selection import judge_group
 from consumers.trainer.settings import TrainerPorts, TrainerSettings
 from infra.logs import event
-from schemas.errors import InvalidRecord, RangeMissing
+from schemas.errors import RangeMissing
 from schemas.headers import DEAD_MESSAGE, header_text
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
-from schemas.trajectory_codec import decode_group
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +46,17 @@ class Intake:
             decided = desk.progress.is_decided(key)
             if decided and key not in desk.replay.missing():
                 continue
-            try:
-                rows = decode_group(record.value, record.headers, self._s.limits)
-            except InvalidRecord as error:
+            group = read_group(record, self._s.limits)
+            if group.fault is not None:
                 event(
                     log, "poison_record", level=logging.WARNING, topic=record.topic, partition=record.partition,
-                    offset=record.offset, reason=str(error),
+                    offset=record.offset, reason=str(group.fault),
                 )  # fmt: skip
-                desk.take_poison(record, error, self._p.clock.now_us())
+                desk.take_poison(record, group.fault, self._p.clock.now_us())
+            elif decided:
+                desk.replay.restore(key, group.rows)
             else:
-                if decided:
-                    desk.replay.restore(key, rows)
-                else:
-                    desk.take_rows(key, rows, self._p.clock.now_us())
+                desk.take_rows(key, group.rows, self._p.clock.now_us())
         return bool(records)
 
     def _step_over(self, desk: Desk, missing: RangeMissing) -> None:

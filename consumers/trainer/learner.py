@@ -8,7 +8,6 @@ Under torchrun rank 0 is the Learner port and the other ranks run `serve`; every
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from consumers.objective.kl import kl_in_reward
@@ -38,12 +36,13 @@ from consumers.trainer.learner_state import (
 from consumers.trainer.learner_step import Counters, Updater
 from consumers.trainer.policy_forward import ForwardSettings
 from consumers.trainer.probe_selection import probe_rows
-from consumers.trainer.probe_writer import Pair, probe_bytes
+from consumers.trainer.probe_writer import probe_bytes
 from consumers.trainer.ranks import OneRank, Ranks
 from consumers.trainer.ranks_model import RankedModel
 from consumers.trainer.ranks_wire import Command, decode_command, encode_command
 from consumers.trainer.step_record import StepRecord, StopWatch
-from consumers.trainer.tensors import RowData, check_rows, row_data, scored_data, sequence_data
+from consumers.trainer.tensors import RowData, check_rows, row_data, scored_data
+from consumers.trainer.twin import Twin, may_have_a_twin
 from infra.logs import event
 from infra.model import dtype_groups, library_versions, tied_groups
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState, RankLost, StepRefused
@@ -72,8 +71,8 @@ class HfLearner:
         self._model: RankedModel | None = None
         self._reference: RankedModel | None = None
         self._optimizer: Any = None
-        self._probe: bytes | None = None
         self._probe_rows: tuple[Trajectory, ...] = ()
+        self._twin: Twin | None = None
         self._counters = Counters()
         self._reference_version = settings.reference_version
 
@@ -90,7 +89,6 @@ class HfLearner:
         rows = [row_data(row) for row in batch.rows]
         check_rows(rows, self.vocabulary_size())
         self._tell("train", rows, version=batch.version_in, depth=batch.depth_in)
-        self._probe = None
         reference_version = self._reference_version
         record = self._train(rows, batch.version_in, batch.depth_in, watch)
         if rows:
@@ -133,7 +131,7 @@ class HfLearner:
         self._seen(with_state=with_state, own=False).save(directory)
 
     def copy(self, *, with_state: bool = True) -> SavedState:
-        """What `save` would write now; training on does not change it."""
+        """What `save` would write now; training on does not change it. Only the latest copy can be saved."""
         return self._seen(with_state=with_state, own=True)
 
     def manifest_fields(self) -> Mapping[str, Any]:
@@ -144,7 +142,6 @@ class HfLearner:
             "lora": None if lora is None else lora_record(model, lora),
             "dtype": dtype_groups(model),
             "tied": tied_groups(model),
-            "probe_sha256": hashlib.sha256(self._probe_now()).hexdigest(),
             "fingerprint": dict(self.fingerprint()),
             "optimizer_step": self._counters.optimizer_step,
             "library_versions": dict(library_versions()),
@@ -201,7 +198,9 @@ class HfLearner:
         elif command.name == "score":
             self._score_here(command.rows, reference=arguments["reference"])
         elif command.name == "gather":
-            self._gather(with_state=arguments["with_state"])
+            self._weights()
+            if arguments["with_state"]:
+                self._gather_state()
         else:
             raise AssertionError(f"unknown command {command.name}")
 
@@ -274,7 +273,13 @@ class HfLearner:
         model, lora = self._loaded(), self._settings.lora
         if model.sharded:
             self._tell("gather", with_state=with_state)
-        weights, moments, reference = self._gather(with_state=with_state, own=own)
+        probe: Callable[[], bytes] | None = None
+        if own and may_have_a_twin(self._settings, self._ranks):
+            self._twin = self._twin or Twin(model, self._settings, self._forward)
+            weights, probe = self._twin.take(model, self._probe_rows)
+        else:
+            weights = self._weights(own=own)
+        moments, reference = self._gather_state(own=own) if with_state else ({}, {})
         adapters = model.adapter_tensors(own=own)
         adapter = adapter_of(adapters, lora) if lora is not None and lora.publish == "adapter" else None
         return SavedState(
@@ -285,21 +290,20 @@ class HfLearner:
             moments=moments,
             reference=reference,
             state=self._state() if with_state else None,
-            probe=self._probe_now(),
+            # Here at the latest, and last: other ranks hear of it when they are through with the rest.
+            probe=probe or partial(bytes, self._probe_now()),
         )
 
-    def _gather(
-        self, *, with_state: bool, own: bool = False
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Whole weights, moments, and the reference where it is not the one of its directory."""
-        model = self._loaded()
+    def _weights(self, *, own: bool = False) -> dict[str, torch.Tensor]:
         lora = self._settings.lora
-        weights = {} if lora is not None and lora.publish == "adapter" else model.whole_tensors(own=own)
-        whole = partial(model.whole, own=own)
-        moments = optimizer_tensors(self._optimizer, model.parameters, whole) if with_state else {}
+        return {} if lora is not None and lora.publish == "adapter" else self._loaded().whole_tensors(own=own)
+
+    def _gather_state(self, *, own: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Whole moments, and the reference where it is not the one of its directory."""
+        model = self._loaded()
+        moments = optimizer_tensors(self._optimizer, model.parameters, partial(model.whole, own=own))
         reference = self._reference if self._reference_version != self._settings.reference_version else None
-        refreshed = reference.whole_tensors(own=own) if reference is not None and with_state else {}
-        return weights, moments, refreshed
+        return moments, {} if reference is None else reference.whole_tensors(own=own)
 
     # ------------------------------------------------------------ small parts
 
@@ -317,15 +321,7 @@ class HfLearner:
         return float(kl_in_reward(proximal_BT, reference_BT, mask_BT, coefficient=beta)[0])
 
     def _probe_now(self) -> bytes:
-        # Kept until the weights move, so that the manifest and the file speak of the same bytes.
-        if self._probe is None:
-            self._probe = probe_bytes(self.vocabulary_size(), self._probe_rows, self._score_pairs)
-        return self._probe
-
-    def _score_pairs(self, pairs: Sequence[Pair]) -> list[npt.NDArray[np.float32]]:
-        rows = [sequence_data(pair, 1.0) for pair in pairs]
-        record = self._score(rows, reference=False)
-        return [record.proximal[place] for place in range(len(rows))]
+        return probe_bytes(self.vocabulary_size(), self._probe_rows, partial(self._score, reference=False))
 
     def _loaded(self) -> RankedModel:
         if self._model is None:
@@ -347,7 +343,6 @@ class HfLearner:
         self._counters = Counters()
         self._reference_version = self._settings.reference_version
         self._probe_rows = ()
-        self._probe = None
 
     def _adopt(self, state: TrainerState) -> None:
         set_torch_rng(state.torch_rng)

@@ -66,7 +66,8 @@ class SavedState:
     """empty unless the reference was refreshed"""
     state: TrainerState | None
     """None: saved without optimizer and RNG state"""
-    probe: bytes
+    probe: Callable[[], bytes]
+    """asked once, after everything else is written"""
     adapters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """by parameter name, where merged weights are published"""
     adapter: Adapter | None = None
@@ -85,7 +86,7 @@ class SavedState:
             write_state(self.state, directory)
             if self.reference:
                 write_tensors(self.reference, directory / REFERENCE_NAME)
-        (directory / PROBE_NAME).write_bytes(self.probe)
+        (directory / PROBE_NAME).write_bytes(self.probe())
 
 
 def torch_rng_text() -> str:

@@ -29,12 +29,14 @@ def probe_rows(rows: Sequence[BatchRow], proximal: Sequence[npt.NDArray[np.float
     |advantage| x weight x the sum of 1 - p over the tokens that count, p under the weights before the step
     (`proximal`: their logarithms [T] by row, at the row's temperature)."""
 
-    def push(place: int) -> float:
-        row = rows[place]
-        open_T = (1.0 - np.exp(np.minimum(proximal[place], 0.0))) * row.trajectory.loss_mask
-        return abs(row.advantage) * row.weight * float(open_T.sum())
-
-    pushes = [push(place) for place in range(len(rows))]
+    if not rows:
+        return ()
+    # All rows end to end: (1 - p) of each token that counts, added up by row.
+    logprobs_N = np.concatenate(proximal).astype(np.float64)
+    mask_N = np.concatenate([row.trajectory.loss_mask for row in rows])
+    starts = np.cumsum([0, *[len(row.trajectory.loss_mask) for row in rows[:-1]]])
+    open_B = np.add.reduceat(mask_N * (1.0 - np.exp(np.minimum(logprobs_N, 0.0))), starts)
+    pushes = [abs(row.advantage) * row.weight * open_ for row, open_ in zip(rows, open_B.tolist(), strict=True)]
     chosen: dict[tuple[bytes, bytes], Trajectory] = {}
     for place in sorted(range(len(rows)), key=lambda place: (-pushes[place], place)):
         if len(chosen) == MAX_SEQUENCES:

@@ -30,7 +30,7 @@ class Draft:
     depth: int
     oldest_open_request: int
     seconds: float
-    """to make the draft: probe, and the copy where it is one"""
+    """to make the draft: the copy where it is one, and the probe where that is not computed from the copy"""
 
 
 class Publication:
@@ -126,7 +126,7 @@ class Publication:
         """Write a draft; the event that will make it a version. A copied one on any thread."""
         manifest = draft.manifest
         saved = self._store.save(manifest.attempt_id, draft.write, manifest)
-        self.last_phase_s = {"probe": draft.seconds, **saved.phase_s}
+        self.last_phase_s = {"draft": draft.seconds, **saved.phase_s}
         return VersionPublished(
             run=self._run,
             at_us=self._clock.now_us(),

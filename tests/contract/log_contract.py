@@ -33,7 +33,7 @@ class LogHarness(Protocol):
 
     def topic(self, partitions: int = 1, max_message_bytes: int = 16 * 1024 * 1024) -> str: ...
     def reader(
-        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning"] = "beginning"
+        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning", "end"] = "beginning"
     ) -> EventReader: ...
     def group_reader(self, group: str, topic: str) -> GroupReader: ...
     def writer(self, in_flight_bytes: int = 64 * 1024 * 1024) -> EventWriter: ...
@@ -132,6 +132,16 @@ class ReaderContract:
         write(harness, *(message(topic, f"{p}{i}", partition=p) for p in (0, 1) for i in range(3)))
         reader = harness.reader({topic: 2}, {(topic, 0): 2})
         assert sorted(texts(read_to_end(harness, reader))) == ["02", "10", "11", "12"]
+
+    def test_a_reader_from_the_end_hands_out_only_what_is_written_from_then_on(self, harness: LogHarness) -> None:
+        topic = harness.topic()
+        write(harness, message(topic, "before"))
+        reader = harness.reader({topic: 1}, "end")
+        assert reader.positions() == {(topic, 0): 1}
+        write(harness, message(topic, "after"))
+        assert texts(read_to_end(harness, reader)) == ["after"]
+        reader.seek(topic, 0, 0)
+        assert texts(read_to_end(harness, reader)) == ["before", "after"]
 
     def test_a_tombstone_is_a_record_without_value(self, harness: LogHarness) -> None:
         topic = harness.topic()

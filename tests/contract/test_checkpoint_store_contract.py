@@ -31,7 +31,7 @@ CONFIG = b'{"hidden_size": 64}\n'
 
 def manifest_for(attempt_id: str, run: str = "demo") -> Manifest:
     return Manifest(
-        run=run, attempt_id=attempt_id, parent=None, dtype={"all": "float32"}, probe_sha256="00", fingerprint={},
+        run=run, attempt_id=attempt_id, parent=None, dtype={"all": "float32"}, fingerprint={},
         optimizer_step=0, has_state=True, library_versions={}, threads=1, device_type="cpu", logprob_chunk=0,
         code_revision="test", config_digest="00",
     )  # fmt: skip

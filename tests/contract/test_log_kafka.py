@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from infra.kafka_reader import POLL_MS, KafkaEventReader
 from infra.kafka_transactions import KafkaTransactionalWriter
 from infra.kafka_writer import KafkaEventWriter
 from infra.local_broker import BrokerHandle
-from infra.ports import Message
+from infra.ports import Message, Record
 from infra.wakeup import Wakeup
 from schemas.errors import IllegalState
 from tests.contract.log_contract import (
@@ -32,7 +33,11 @@ from tests.contract.log_contract import (
     ReaderContract,
     TransactionContract,
     WriterContract,
+    message,
+    read_to_end,
+    texts,
     until,
+    write,
 )
 from tests.contract.log_group_contract import GroupContract
 
@@ -61,9 +66,12 @@ class KafkaHarness:
         return name
 
     def reader(
-        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning"] = "beginning"
+        self,
+        topics: Mapping[str, int],
+        start: Mapping[Place, int] | Literal["beginning", "end"] = "beginning",
+        prepare: Callable[[Record], Record] | None = None,
     ) -> KafkaEventReader:
-        return self._keep(KafkaEventReader(self._settings, topics, start, self._wakeup))
+        return self._keep(KafkaEventReader(self._settings, topics, start, self._wakeup, prepare))
 
     def group_reader(self, group: str, topic: str) -> KafkaGroupReader:
         return self._keep(KafkaGroupReader(self._settings, group, topic, self._wakeup))
@@ -183,3 +191,21 @@ def refusal(admin: KafkaLogAdmin, run: str) -> IllegalState | None:
     except IllegalState as error:
         return error
     return None
+
+
+def test_the_readers_thread_prepares_every_record_and_what_it_raises_is_heard(harness: KafkaHarness) -> None:
+    topic, asked_on = harness.topic(), set[str]()
+
+    def prepare(record: Record) -> Record:
+        asked_on.add(threading.current_thread().name)
+        if record.value == b"bad":
+            raise IllegalState("planted")
+        return replace(record, value=b"prepared " + (record.value or b""))
+
+    write(harness, message(topic, "one"))
+    reader = harness.reader({topic: 1}, prepare=prepare)
+    assert texts(read_to_end(harness, reader)) == ["prepared one"]
+    assert asked_on == {f"reader-{topic}"}
+    write(harness, message(topic, "bad"))
+    with pytest.raises(IllegalState, match="planted"):
+        until(harness, lambda: bool(reader.poll(10)), "the error")

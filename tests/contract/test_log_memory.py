@@ -35,7 +35,7 @@ class MemoryHarness:
         return name
 
     def reader(
-        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning"] = "beginning"
+        self, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning", "end"] = "beginning"
     ) -> EventReader:
         return self.log.client("reader").reader(topics, start)
 

@@ -82,7 +82,7 @@ class MemoryClient:
     def reader(
         self,
         topics: Mapping[str, int],
-        start: Mapping[Place, int] | Literal["beginning"],
+        start: Mapping[Place, int] | Literal["beginning", "end"],
         wakeup: Wakeup | None = None,
     ) -> MemoryEventReader:
         """An EventReader."""
@@ -109,7 +109,7 @@ class MemoryEventReader:
     """The EventReader port."""
 
     def __init__(
-        self, client: MemoryClient, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning"]
+        self, client: MemoryClient, topics: Mapping[str, int], start: Mapping[Place, int] | Literal["beginning", "end"]
     ) -> None:
         self._client = client
         self._log = client.log
@@ -117,6 +117,8 @@ class MemoryEventReader:
             self._log.partition(name, 0)
             check_partitions(name, self._log.topics[name], count)
         places = [(name, partition) for name, count in topics.items() for partition in range(count)]
+        if start == "end":
+            start = {place: self._log.stable_end(place) for place in places}
         first = {place: self._log.partition(*place).start for place in places}
         self._positions = first if start == "beginning" else first | {p: start[p] for p in places if p in start}
         self._error: DriftlogError | None = None

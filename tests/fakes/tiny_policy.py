@@ -105,7 +105,6 @@ class TinyLearner:
     def manifest_fields(self) -> Mapping[str, Any]:
         return {
             "dtype": {"all": "float32"},
-            "probe_sha256": hashlib.sha256(self._probe()).hexdigest(),
             "fingerprint": dict(self.fingerprint()),
             "optimizer_step": self.steps,
             "library_versions": {"torch": "1"},

@@ -101,7 +101,7 @@ def trainer(world: World, client: MemoryClient) -> TrainerService:
         writer=client.transactional_writer(f"{RUN}-trainer"),
         open_policy=lambda: follower(client),
         open_ledger=lambda: client.reader({ledger: 1}, "beginning"),
-        trajectories=client.reader({trajectories: TOPICS[TopicName.TRAJECTORIES].partitions}, "beginning"),
+        trajectories=client.reader({trajectories: TOPICS[TopicName.TRAJECTORIES].partitions}, "end"),
         deadletters=client.reader({topic(RUN, TopicName.DEADLETTERS): 1}, "beginning"),
         learner=learner,
         publication=Publication(

@@ -16,6 +16,7 @@ from benchmarks.bench_step import figures
 from benchmarks.headline import FIGURES, headline
 from benchmarks.suite import BENCHES, PAGE, RESULTS, ROOT, last_result
 from benchmarks.transport_pairs import summary
+from benchmarks.transport_peers import PEERS
 from benchmarks.watching import Sample, cpu_between
 from schemas.ledger import Position, StepCompleted
 from schemas.policy_events import (
@@ -88,11 +89,11 @@ def test_a_benchmark_without_figures_says_why() -> None:
 def test_a_missing_and_a_failed_peer_are_named_beside_the_others() -> None:
     round_ = {"groups_per_s": 100.0, "cpu_us_a_group": 5.0, "latency_ms_p50": 1.0, "latency_ms_p99": 2.0}
     peers = summary(
-        {"driftlog": [round_], "ZMQ": [{**round_, "groups_per_s": 150.0}], "redis stream": [{"failed": "no"}]}
+        {"driftlog": [round_], "ZMQ": [{**round_, "groups_per_s": 150.0}], "redis stream, batched": [{"failed": "no"}]}
     )
 
     assert peers["ZMQ"]["throughput_to_driftlog"] == 1.5
-    assert peers["redis stream"] == {"failed": "no"}
+    assert peers["redis stream, batched"] == {"failed": "no"}
     alone = {
         f"{name}_ms_{q}": 1.0
         for name in ("transaction_back_to_back", "transaction_spaced", "latency")
@@ -106,7 +107,7 @@ def test_a_missing_and_a_failed_peer_are_named_beside_the_others() -> None:
         "left_out": {"JSONL file": "why"},
     }
     page = tables.page({"machine": MACHINE, "benches": {"transport": entry(result=found)}})
-    assert "| redis stream | failed: no |" in page
+    assert "| redis stream, batched | failed: no |" in page
     assert "Left out: JSONL file (why)." in page
 
 
@@ -197,6 +198,20 @@ def test_the_headline_says_which_aims_are_reached() -> None:
     assert not aims["encode_vs_msgspec"].is_reached(1.21)
     assert aims["transport_vs_redis"].is_reached(1.0)
     assert not aims["transport_vs_redis"].is_reached(0.99)
+
+
+def test_the_headline_compares_with_both_redis_streams_and_aims_at_one() -> None:
+    peers = {
+        "redis stream, as PipelineRL": {"throughput_to_driftlog": 0.8},
+        "redis stream, batched": {"throughput_to_driftlog": 2.0},
+    }
+    aims = {figure.key: figure.aim for figure in FIGURES}
+
+    found = headline({"transport": {"result": {"peers": peers}}})
+
+    assert (found["transport_vs_redis"], found["transport_vs_redis_batched"]) == (1.25, 0.5)
+    assert (aims["transport_vs_redis"], aims["transport_vs_redis_batched"]) == (">= 1", "")
+    assert {*peers} < {peer.name for peer in PEERS}
 
 
 def test_published_to_live_and_its_parts_come_from_the_events() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from infra import checkpoint_files as files
 from infra.checkpoint_files import StoreLimits
 from infra.checkpoint_store import FsspecCheckpointStore
-from schemas.checkpoint import MANIFEST_NAME, WEIGHTS_NAME
+from schemas.checkpoint import MANIFEST_NAME, PROBE_NAME, WEIGHTS_NAME
 from schemas.errors import CheckpointInvalid, CheckpointMissing, CheckpointRefused, ConfigError, IllegalState, StoreFull
 from tests.contract.test_checkpoint_store_contract import MUCH_LATER_US, WEIGHTS, manifest_for, write_checkpoint
 
@@ -30,6 +31,15 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(root: Path) -> FsspecCheckpointStore:
     return FsspecCheckpointStore(str(root), "demo", limits=StoreLimits(reserve_bytes=0))
+
+
+def test_the_manifest_names_the_probe_by_the_bytes_that_were_written(store: FsspecCheckpointStore) -> None:
+    def write(directory: Path) -> None:
+        (directory / PROBE_NAME).write_bytes(b"probe")
+
+    bare, probed = (store.save(name, to, manifest_for(name)) for name, to in (("a1", write_checkpoint), ("a2", write)))
+    found = [store.fetch(saved.manifest_uri, saved.manifest_sha256)[1].probe_sha256 for saved in (bare, probed)]
+    assert found == ["", hashlib.sha256(b"probe").hexdigest()]
 
 
 def test_a_trainer_killed_half_way_leaves_only_a_hidden_leftover(root: Path, store: FsspecCheckpointStore) -> None:

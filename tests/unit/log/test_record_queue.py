@@ -113,6 +113,30 @@ def test_a_reader_that_waits_for_room_goes_on_when_the_service_takes() -> None:
     assert rooms == [1]
 
 
+def test_all_is_taken_when_no_record_is_left_whatever_positions_are() -> None:
+    q = queue()
+    epoch = q.start_at(A, 0)
+    q.put(A, epoch, [], position=4)
+    assert q.wait_until_taken(0)
+    q.put(A, epoch, [record(4), record(5)], position=6)
+    q.take(1)
+    assert not q.wait_until_taken(0)
+    q.take(1)
+    assert q.wait_until_taken(0)
+
+
+@pytest.mark.parametrize("how", ["take", "start_at", "forget"])
+def test_a_reader_that_waits_until_all_is_taken_goes_on_at_once(how: str) -> None:
+    q = queue()
+    q.put(A, q.start_at(A, 0), [record(0)], position=1)
+    taken: list[bool] = []
+    thread = threading.Thread(target=lambda: taken.append(q.wait_until_taken(10)))
+    thread.start()
+    {"take": lambda: q.take(1), "start_at": lambda: q.start_at(A, 0), "forget": lambda: q.forget(A)}[how]()
+    thread.join(5)
+    assert taken == [True]
+
+
 def test_an_error_is_raised_at_every_take_until_a_partition_starts_anew() -> None:
     bell = Wakeup()
     q = queue(wakeup=bell)

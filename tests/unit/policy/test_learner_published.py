@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from consumers.trainer.learner import HfLearner
-from consumers.trainer.learner_settings import LearnerSettings
+from consumers.trainer.learner_settings import LearnerSettings, LoraSettings
 from consumers.trainer.policy_forward import check_head
+from consumers.trainer.ranks import OneRank
+from consumers.trainer.twin import may_have_a_twin
 from infra.model import load_policy, unique_tensors
 from schemas.checkpoint import Manifest
 from schemas.errors import CheckpointInvalid, ConfigError, IllegalState
 from schemas.probe_codec import decode_probe
 from tests.fakes.policy_learners import engine_of, learner, made_batch, saved
 from tests.fakes.policy_rows import tiny_directory
+
+
+def bytes_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
 def test_the_probe_tells_the_new_weights_from_the_old_and_an_engine_reproduces_it(tmp_path: Path) -> None:
@@ -53,7 +60,6 @@ def test_manifest_fields_agree_with_the_files_whichever_comes_first(tmp_path: Pa
     files = saved(made, tmp_path / "one")
 
     assert before == dict(made.manifest_fields())
-    assert before["probe_sha256"] == hashlib.sha256(files["probe.arrow"]).hexdigest()
     manifest = Manifest(
         run="t", attempt_id="a", parent=0, has_state=True, code_revision="r", config_digest="c", **before
     )
@@ -72,8 +78,50 @@ def test_a_copy_is_what_a_save_would_have_written_whatever_is_trained_since(tmp_
     tmp_path.joinpath("later").mkdir()
     copy.save(tmp_path / "later")
 
-    assert {path.name: path.read_bytes() for path in sorted((tmp_path / "later").iterdir())} == expected
+    assert bytes_of(tmp_path / "later") == expected
     assert saved(made, tmp_path / "since")["model.safetensors"] != expected["model.safetensors"]
+
+
+def test_a_copy_that_is_saved_on_another_thread_while_training_goes_on_has_the_bytes_of_a_save(tmp_path: Path) -> None:
+    made = learner(directory=None)
+    expected = []
+    with ThreadPoolExecutor(1) as publication:
+        for version in range(3):
+            made.train(made_batch())
+            expected.append(saved(made, tmp_path / f"at_once{version}"))
+            (tmp_path / f"behind{version}").mkdir()
+            writing = publication.submit(made.copy().save, tmp_path / f"behind{version}")
+            made.train(made_batch())
+            writing.result(60)
+    for version, files in enumerate(expected):
+        assert bytes_of(tmp_path / f"behind{version}") == files
+
+
+def test_a_copy_that_was_superseded_while_it_was_saved_is_refused(tmp_path: Path) -> None:
+    made = learner(directory=None)
+    made.train(made_batch())
+    first = made.copy()
+    made.train(made_batch())
+    second = made.copy()
+    (tmp_path / "first").mkdir()
+    with pytest.raises(IllegalState, match="superseded"):
+        first.save(tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    second.save(tmp_path / "second")
+    assert bytes_of(tmp_path / "second") == saved(made, tmp_path / "at_once")
+
+
+def test_a_twin_is_made_of_whole_weights_in_one_process_on_a_cpu_only() -> None:
+    made = learner(directory=None)
+    settings, adapters = made._settings, LoraSettings(rank=4, alpha=8.0, base_directory=tiny_directory())
+    assert may_have_a_twin(settings, OneRank())
+    assert not may_have_a_twin(replace(settings, device="cuda"), OneRank())
+    assert not may_have_a_twin(replace(settings, lora=adapters), OneRank())
+
+    class TwoRanks(OneRank):
+        count = 2
+
+    assert not may_have_a_twin(settings, TwoRanks())
 
 
 def test_training_on_after_a_copy_gives_the_bits_of_a_restore_from_it(tmp_path: Path) -> None:
