@@ -4,7 +4,7 @@
 
 `inline` publishes each version before the next step, `overlapped` behind its compute; `two_seconds` is overlapped with
 a model whose update takes about that long, and one worker. `overhead` is the main thread's time of a step but the
-update: decoding, batch, scores, metrics, and as much of checkpoint and transaction as it does itself. `waiting` is time
+update: batch, scores, metrics, and as much of checkpoint and transaction as it does itself. `waiting` is the time
 in which it had nothing to do. The last line is `RESULT {json}`.
 """
 
