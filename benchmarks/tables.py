@@ -267,9 +267,10 @@ Redis with `--save` and no append-only file, so less is left there when the serv
     Section(name="step", title="A training step", table=_step, words="""
 By phase, from the ledger. `overhead` is the main thread's time of a step but the update of the weights: batch, scores,
 metrics, and what it does itself of checkpoint and transaction (records are decoded by the thread that reads them);
-`waiting` is the time in which it had nothing to do. Inline, a version is published before the next step; overlapped, behind its compute, and the phases of
-the checkpoint are then those of the version before. The long steps are those of a larger model with one worker. `train`
-holds the `learner` phases, `checkpoint` those named after it; quantiles are each phase's own: they do not add up."""),
+`waiting` is the time in which it had nothing to do. Inline, a version is published before the next step; overlapped,
+behind its compute, and the phases of the checkpoint are then those of the version before. The long steps are those of a
+larger model with one worker. `train` holds the `learner` phases, `checkpoint` those named after it; quantiles are each
+phase's own: they do not add up."""),
     Section(name="publish", title="From trained to live", table=_publish, words="""
 Real services, one worker, LLaMAs with random weights; weights only are saved. `save` and its parts are the trainer's,
 `load` and its parts the worker's (its proof by the probe included); `published to live` ends when the coordinator has
