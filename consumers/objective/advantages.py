@@ -125,10 +125,12 @@ def group_advantages(
         if is_zero:
             return 0.0
         if estimator is AdvantageEstimator.GROUP_MEAN_STD:
-            return (reward - mean) / (std + epsilon)
+            return _divided(reward - mean, std + epsilon)
         if estimator is AdvantageEstimator.LEAVE_ONE_OUT:
             return (reward - mean) * len(members[group]) / (len(members[group]) - 1)
-        return (reward - mean) / (batch_std + epsilon) if estimator is AdvantageEstimator.BATCH_STD else reward - mean
+        if estimator is AdvantageEstimator.BATCH_STD:
+            return _divided(reward - mean, batch_std + epsilon)
+        return reward - mean
 
     advantages = [
         advantage(reward, group) if is_usable else math.nan
@@ -137,7 +139,7 @@ def group_advantages(
     means, stds, zeros = zip(*spread, strict=True) if spread else ((), (), ())
     tensor = partial(torch.tensor, device=rewards_N.device)
     return Advantages(
-        advantages_N=tensor(advantages, dtype=torch.float32),
+        advantages_N=tensor(advantages, dtype=torch.float64).float(),
         usable_N=tensor(usable, dtype=torch.bool),
         groups_G=groups_G,
         usable_count_G=tensor([len(finite) for finite in members], dtype=torch.int64),
@@ -153,11 +155,27 @@ def _spread(rewards: Sequence[float], std_kind: StdKind, tolerance: float) -> tu
     count = len(rewards)
     if count < 2:
         return math.nan, math.nan, False
-    mean = math.fsum(rewards) / count
+    mean = _sum(rewards) / count
     divisor = count - 1 if std_kind is StdKind.SAMPLE else count
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / divisor)
+    # (a power raises where a product is infinite)
+    std = math.sqrt(_sum([(reward - mean) * (reward - mean) for reward in rewards]) / divisor)
     least, most = min(rewards), max(rewards)
     return mean, std, most - least <= tolerance * max(1.0, abs(least), abs(most))
+
+
+def _sum(values: Sequence[float]) -> float:
+    """Rounded once; infinite where it is too large for a float: what comes of that the loss refuses by name."""
+    try:
+        return math.fsum(values)
+    except OverflowError:
+        return sum(values)
+
+
+def _divided(numerator: float, denominator: float) -> float:
+    """As tensors divide: by zero, infinite or not a number."""
+    if denominator == 0:
+        return math.copysign(math.inf, numerator) if numerator else math.nan
+    return numerator / denominator
 
 
 def _reason(value: float | None) -> str | None:

@@ -210,3 +210,30 @@ def test_wrong_rewards_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=message):
         group_advantages(rewards, groups, GROUP_MEAN_STD, **options)
+
+
+@pytest.mark.parametrize("estimator", list(AdvantageEstimator))
+@pytest.mark.parametrize("rewards", [[0.0, 1.0, -1e200], [1.7e308, 1.7e308, 0.0], [1.7e308, -1.7e308, 1.7e308]])
+def test_rewards_too_large_to_square_or_add_end_no_step_by_themselves(
+    estimator: AdvantageEstimator, rewards: list[float]
+) -> None:
+    """What is not finite then is the loss's to refuse by name; the numbers are those of float64 tensor operations."""
+    rewards_N = torch.tensor(rewards, dtype=torch.float64)
+    found = group_advantages(rewards_N, torch.zeros(3, dtype=torch.int64), estimator).advantages_N
+    deviation_N = rewards_N - rewards_N.sort().values.sum() / 3
+    expected_N = {
+        AdvantageEstimator.MEAN_ONLY: deviation_N,
+        AdvantageEstimator.LEAVE_ONE_OUT: deviation_N * 3 / 2,
+    }.get(estimator, deviation_N / (deviation_N.square().sum() / 2).sqrt())
+    torch.testing.assert_close(found, expected_N.float(), equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_spread_that_vanishes_without_an_epsilon_is_infinite_and_no_error() -> None:
+    found = group_advantages(
+        torch.tensor([0.0, 1e-200], dtype=torch.float64),
+        torch.zeros(2, dtype=torch.int64),
+        AdvantageEstimator.GROUP_MEAN_STD,
+        epsilon=0.0,
+        zero_variance_tolerance=0.0,
+    )
+    assert found.advantages_N.tolist() == [-math.inf, math.inf]
