@@ -122,15 +122,8 @@ def group_advantages(
 
     def advantage(reward: float, group: int) -> float:
         mean, std, is_zero = spread[group]
-        if is_zero:
-            return 0.0
-        if estimator is AdvantageEstimator.GROUP_MEAN_STD:
-            return _divided(reward - mean, std + epsilon)
-        if estimator is AdvantageEstimator.LEAVE_ONE_OUT:
-            return (reward - mean) * len(members[group]) / (len(members[group]) - 1)
-        if estimator is AdvantageEstimator.BATCH_STD:
-            return _divided(reward - mean, batch_std + epsilon)
-        return reward - mean
+        scale = (batch_std if estimator is AdvantageEstimator.BATCH_STD else std) + epsilon
+        return 0.0 if is_zero else _advantage(estimator, reward - mean, scale, len(members[group]))
 
     advantages = [
         advantage(reward, group) if is_usable else math.nan
@@ -148,6 +141,13 @@ def group_advantages(
         zero_variance_G=tensor(zeros, dtype=torch.bool),
         dropped_G=tensor(dropped, dtype=torch.bool),
     )
+
+
+def _advantage(estimator: AdvantageEstimator, deviation: float, scale: float, count: int) -> float:
+    """Of a member that is so far from the mean of its group of `count`."""
+    if estimator is AdvantageEstimator.LEAVE_ONE_OUT:
+        return deviation * count / (count - 1)
+    return deviation if estimator is AdvantageEstimator.MEAN_ONLY else _divided(deviation, scale)
 
 
 def _spread(rewards: Sequence[float], std_kind: StdKind, tolerance: float) -> tuple[float, float, bool]:

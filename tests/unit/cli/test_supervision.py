@@ -44,10 +44,15 @@ def test_the_wait_before_a_restart_doubles_up_to_its_limit() -> None:
 def test_leftover_services_are_ended_and_strangers_are_not(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, "demo")
     run.pids.mkdir(parents=True)
-    sleeper = "import threading; threading.Event().wait(60)"
-    ours = subprocess.Popen([sys.executable, "-c", sleeper, "driftlog", "--config", str(run.path / "config.json")])
-    stranger = subprocess.Popen([sys.executable, "-c", sleeper, "other"])
+    sleeper = "import threading; print(flush=True); threading.Event().wait(60)"
+    words = ("driftlog", "--config", str(run.path / "config.json")), ("other",)
+    ours, stranger = (
+        subprocess.Popen([sys.executable, "-c", sleeper, *said], stdout=subprocess.PIPE, text=True) for said in words
+    )
     try:
+        for process in (ours, stranger):  # a process that was just made has no command line for a moment
+            assert process.stdout is not None
+            assert process.stdout.readline() == "\n"
         (run.pids / "trainer.pid").write_text(f"{ours.pid}\n")
         (run.pids / "coordinator.pid").write_text(f"{stranger.pid}\n")
         (run.pids / "generator-0.pid").write_text("no number\n")
@@ -60,7 +65,7 @@ def test_leftover_services_are_ended_and_strangers_are_not(tmp_path: Path) -> No
     finally:
         for process in (ours, stranger):
             process.kill()
-            process.wait(timeout=10)
+            process.communicate(timeout=10)
 
 
 def test_a_process_that_ended_and_was_reaped_is_not_alive() -> None:
