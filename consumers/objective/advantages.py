@@ -165,10 +165,11 @@ def _spread(rewards: Sequence[float], std_kind: StdKind, tolerance: float) -> tu
 
 def _sum(values: Sequence[float]) -> float:
     """Rounded once; infinite where it is too large for a float: what comes of that the loss refuses by name."""
+    ordered = sorted(values)  # whether a sum runs over on its way depends on the order
     try:
-        return math.fsum(values)
+        return math.fsum(ordered)
     except OverflowError:
-        return sum(values)
+        return sum(ordered)
 
 
 def _divided(numerator: float, denominator: float) -> float:

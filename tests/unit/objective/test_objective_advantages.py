@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -226,6 +227,17 @@ def test_rewards_too_large_to_square_or_add_end_no_step_by_themselves(
         AdvantageEstimator.LEAVE_ONE_OUT: deviation_N * 3 / 2,
     }.get(estimator, deviation_N / (deviation_N.square().sum() / 2).sqrt())
     torch.testing.assert_close(found, expected_N.float(), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("estimator", list(AdvantageEstimator))
+def test_the_order_of_members_changes_nothing_where_a_sum_runs_over_on_its_way(estimator: AdvantageEstimator) -> None:
+    rewards = (1.7e308, 1.7e308, -1.7e308, -1.0)
+    by_order = []
+    for order in itertools.permutations(range(4)):
+        rewards_N = torch.tensor([rewards[member] for member in order], dtype=torch.float64)
+        found = group_advantages(rewards_N, torch.zeros(4, dtype=torch.int64), estimator).advantages_N.tolist()
+        by_order.append(tuple(str(found[order.index(member)]) for member in range(4)))
+    assert len(set(by_order)) == 1
 
 
 def test_a_spread_that_vanishes_without_an_epsilon_is_infinite_and_no_error() -> None:
