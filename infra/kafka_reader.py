@@ -58,9 +58,9 @@ class KafkaEventReader:
         self._places = [(name, partition) for name, count in topics.items() for partition in range(count)]
         _check_topics(settings, topics)
         self._offsets = KafkaOffsets(settings)
-        if start == "end":
-            start = self._offsets.stable_ends(self._places)
-        beginnings = self._offsets.beginnings(self._places)
+        ask = self._offsets.stable_ends if start == "end" else self._offsets.beginnings
+        first = ask(self._places)
+        named = {} if isinstance(start, str) else start
         self._queue = RecordQueue(
             max_records=settings.reader_queue_records,
             max_bytes=settings.reader_queue_bytes,
@@ -70,7 +70,7 @@ class KafkaEventReader:
         self._seeks: dict[Place, tuple[int, int]] = {}
         """place -> (epoch, offset) that the thread has not applied yet"""
         for place in self._places:
-            offset = beginnings[place] if start == "beginning" else start.get(place, beginnings[place])
+            offset = named.get(place, first[place])
             self._seeks[place] = (self._queue.start_at(place, offset), offset)
         self._epochs: dict[Place, int] = {}
         """what the thread reads under; its own"""

@@ -60,6 +60,7 @@ _UNMODELLED = (
     "min_tokens", "logprobs_mode",
 )  # fmt: skip
 _unmodelled = attrgetter(*_UNMODELLED)
+_NOTHING_UNMODELLED = _unmodelled(NEUTRAL)
 
 
 def unmodelled_transform(sampling: Sampling) -> str:
@@ -67,7 +68,7 @@ def unmodelled_transform(sampling: Sampling) -> str:
 
     A truncated support or a penalty that the trainer does not apply: the sampled log-probabilities would be of a
     distribution that the trainer's are not. Temperature is applied alike on both sides."""
-    if _unmodelled(sampling) == _unmodelled(NEUTRAL):
+    if _unmodelled(sampling) == _NOTHING_UNMODELLED:
         return ""
     return next(name for name in _UNMODELLED if getattr(sampling, name) != getattr(NEUTRAL, name))
 

@@ -263,10 +263,7 @@ class HfLearner:
         return self._score_here(rows, reference=reference)
 
     def _score_here(self, rows: Sequence[RowData], *, reference: bool) -> StepRecord:
-        record = StepRecord(rows=rows)
-        with named_errors(self._ranks, "scoring"):
-            self._updater(reference=reference).score(record, range(len(rows)))
-        return record
+        return self._updater(reference=reference).scored(rows)
 
     def _seen(self, *, with_state: bool, own: bool) -> SavedState:
         """Everything of a checkpoint, in memory of its own or in the learner's."""

@@ -22,6 +22,7 @@ from consumers.objective.inputs import LossInputs
 from consumers.objective.loss import policy_loss, step_denominators
 from consumers.objective.shapes import ObjectiveError
 from consumers.objective.statistics import PEAKS, SUMS, Tally
+from consumers.trainer.learner_faults import named_errors
 from consumers.trainer.learner_settings import LearnerSettings, learning_rate_at
 from consumers.trainer.ranks import Ranks, deal
 from consumers.trainer.ranks_model import RankedModel
@@ -104,6 +105,13 @@ class Updater:
                 if reference_BT is not None:
                     record.add_reference(tensors, reference_BT)
         record.share_scores(self._ranks, chosen)
+
+    def scored(self, rows: Sequence[RowData]) -> StepRecord:
+        """These rows with their scores, and nothing trained."""
+        record = StepRecord(rows=rows)
+        with named_errors(self._ranks, "scoring"):
+            self.score(record, range(len(rows)))
+        return record
 
     # ------------------------------------------------------------ one optimizer step
 

@@ -12,15 +12,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from consumers.trainer.learner_faults import named_errors
 from consumers.trainer.learner_settings import LearnerSettings
 from consumers.trainer.learner_step import Counters, Updater
 from consumers.trainer.policy_forward import ForwardSettings
 from consumers.trainer.probe_writer import probe_bytes
 from consumers.trainer.ranks import OneRank, Ranks
 from consumers.trainer.ranks_model import RankedModel
-from consumers.trainer.step_record import StepRecord
-from consumers.trainer.tensors import RowData
 from schemas.errors import IllegalState
 from schemas.trajectory import Trajectory
 
@@ -49,15 +46,9 @@ class Twin:
         moment = self._moment
 
         def probe() -> bytes:
-            found = probe_bytes(self._policy.vocabulary_size, rows, self._score)
+            found = probe_bytes(self._policy.vocabulary_size, rows, self._updater.scored)
             if moment != self._moment:
                 raise IllegalState("a copy of the learner was superseded while it was saved: one publication at a time")
             return found
 
         return self._model.whole_tensors(), probe
-
-    def _score(self, rows: Sequence[RowData]) -> StepRecord:
-        record = StepRecord(rows=rows)
-        with named_errors(OneRank(), "scoring the probe"):
-            self._updater.score(record, range(len(rows)))
-        return record

@@ -117,10 +117,10 @@ class MemoryEventReader:
             self._log.partition(name, 0)
             check_partitions(name, self._log.topics[name], count)
         places = [(name, partition) for name, count in topics.items() for partition in range(count)]
-        if start == "end":
-            start = {place: self._log.stable_end(place) for place in places}
-        first = {place: self._log.partition(*place).start for place in places}
-        self._positions = first if start == "beginning" else first | {p: start[p] for p in places if p in start}
+        at_end = start == "end"
+        first = {p: self._log.stable_end(p) if at_end else self._log.partition(*p).start for p in places}
+        named = {} if isinstance(start, str) else start
+        self._positions = first | {place: named[place] for place in places if place in named}
         self._error: DriftlogError | None = None
         self._about = next(iter(topics), "")
 

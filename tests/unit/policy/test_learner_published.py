@@ -111,6 +111,14 @@ def test_a_copy_that_was_superseded_while_it_was_saved_is_refused(tmp_path: Path
     assert bytes_of(tmp_path / "second") == saved(made, tmp_path / "at_once")
 
 
+def test_a_version_that_is_saved_at_once_needs_no_second_model(tmp_path: Path) -> None:
+    made = learner(directory=None)
+    saved(made, tmp_path / "at_once")
+    assert made._twin is None
+    made.copy()
+    assert made._twin is not None
+
+
 def test_a_twin_is_made_of_whole_weights_in_one_process_on_a_cpu_only() -> None:
     made = learner(directory=None)
     settings, adapters = made._settings, LoraSettings(rank=4, alpha=8.0, base_directory=tiny_directory())
