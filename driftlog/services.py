@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from infra.wakeup import Wakeup
 
 IDLE_WAIT_S = 0.1
 """Longest sleep of an idle service: bounds how late a time-out is noticed; arrivals ring at once."""
+GC_THRESHOLD = 20_000
+"""objects made before the collector looks at them (Python's own: 700): hundreds of rows pass through a step, none of
+them in a cycle, and each look stops the compute"""
 WAIT_S = 60.0
 """how long a service that starts before its broker waits for it"""
 DRAIN_MARGIN_S = 5.0
@@ -72,6 +76,7 @@ def serve(
 ) -> int:
     """Run until finished or stopped. `prepare` does what needs no broker (imports, mostly) while it starts."""
     config, run = common.config_of(options)
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
     # Before torch is loaded: its thread pool reads this once.
     os.environ.setdefault("OMP_NUM_THREADS", str(threads(config)))
     logs.configure(options.log_level, options.log_json, service=service, run=config.run.name)

@@ -27,6 +27,7 @@ Row = tuple[Any, ...]
 END_MARKER = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_UINT8, _INT16, _UINT16, _INT32, _UINT32, _INT64 = map(struct.Struct, ("<B", "<h", "<H", "<i", "<I", "<q"))
 _MAX_SCHEMA_BYTES = 64 * 1024  # Ours take 5 KiB; schemas are cached, so their size must be bounded.
 # What pyarrow raises on damaged input depends on the place of the damage (OSError, ArrowInvalid, StopIteration ...).
 _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, StopIteration, NotImplementedError)
@@ -193,7 +194,7 @@ def _schema_end(fmt: Format, value: bytes) -> int:
     if message is None or message[0] != _SCHEMA or len(message[1]) + 8 != message[2]:
         raise InvalidRecord("not_arrow", "the first message of the stream is not a schema")
     _, metadata, end = message
-    if _field(metadata, _header_table(metadata), 0, "<h") not in (None, 0):
+    if _field(metadata, _header_table(metadata), 0, _INT16) not in (None, 0):
         raise InvalidRecord("byte_order", "the stream is big-endian; write it little-endian")
     return end
 
@@ -228,12 +229,12 @@ def _message(value: bytes, at: int) -> tuple[int, bytes, int] | None:
         raise InvalidRecord("truncated", f"the message at byte {at} needs {length} bytes of metadata")
     metadata = value[at + 8 : body]
     table = _root(metadata)
-    body_bytes = _field(metadata, table, 3, "<q") or 0
+    body_bytes = _field(metadata, table, 3, _INT64) or 0
     if body_bytes < 0:
         raise InvalidRecord("not_arrow", f"the message at byte {at} claims a body of {body_bytes} bytes")
     if body + body_bytes > len(value):
         raise InvalidRecord("truncated", f"the message at byte {at} needs a body of {body_bytes} bytes")
-    return _field(metadata, table, 1, "<B") or 0, metadata, body + body_bytes
+    return _field(metadata, table, 1, _UINT8) or 0, metadata, body + body_bytes
 
 
 def _check_batch_message(kind: int, metadata: bytes) -> None:
@@ -249,31 +250,31 @@ def _header_table(metadata: bytes) -> int:
     slot = _slot(metadata, _root(metadata), 2)
     if slot is None:
         raise InvalidRecord("not_arrow", "an Arrow message without a header")
-    return slot + int(_peek(metadata, slot, "<I"))
+    return slot + int(_peek(metadata, slot, _UINT32))
 
 
 # A flatbuffer table starts with the distance back to its vtable; the vtable holds the place of each field.
 def _root(metadata: bytes) -> int:
-    return int(_peek(metadata, 0, "<I"))
+    return int(_peek(metadata, 0, _UINT32))
 
 
 def _slot(metadata: bytes, table: int, index: int) -> int | None:
-    vtable = table - _peek(metadata, table, "<i")
-    if 4 + 2 * index >= _peek(metadata, vtable, "<H"):
+    vtable = table - _peek(metadata, table, _INT32)
+    if 4 + 2 * index >= _peek(metadata, vtable, _UINT16):
         return None
-    offset = _peek(metadata, vtable + 4 + 2 * index, "<H")
+    offset = _peek(metadata, vtable + 4 + 2 * index, _UINT16)
     return table + offset if offset else None
 
 
-def _field(metadata: bytes, table: int, index: int, code: str) -> int | None:
+def _field(metadata: bytes, table: int, index: int, number: struct.Struct) -> int | None:
     slot = _slot(metadata, table, index)
-    return None if slot is None else _peek(metadata, slot, code)
+    return None if slot is None else _peek(metadata, slot, number)
 
 
-def _peek(metadata: bytes, at: int, code: str) -> int:
-    if not 0 <= at <= len(metadata) - struct.calcsize(code):
+def _peek(metadata: bytes, at: int, number: struct.Struct) -> int:
+    if not 0 <= at <= len(metadata) - number.size:
         raise InvalidRecord("not_arrow", f"message metadata points outside of itself (byte {at} of {len(metadata)})")
-    return int(struct.unpack_from(code, metadata, at)[0])
+    return int(number.unpack_from(metadata, at)[0])
 
 
 # ---------------------------------------------------------------- matching columns by name

@@ -92,7 +92,10 @@ def rfc3339(at_us: int) -> str:
 
 def header(headers: Headers, name: str) -> bytes | None:
     """The last header of that name, or None."""
-    return next((value for key, value in reversed(headers) if key == name), None)
+    for key, value in reversed(headers):
+        if key == name:
+            return value
+    return None
 
 
 def header_text(headers: Headers, name: str) -> str | None:

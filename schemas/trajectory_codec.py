@@ -51,6 +51,8 @@ _TRAJECTORY_ID = TRAJECTORY.names.index("trajectory_id")
 _CLAIM_ID = TRAJECTORY.names.index("claim_id")
 _SAMPLING = TRAJECTORY.names.index("sampling")
 _FINGERPRINT = TRAJECTORY.names.index("fingerprint")
+_REWARD_PARTS = TRAJECTORY.names.index("reward_parts")
+_METADATA = TRAJECTORY.names.index("metadata")
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 
@@ -66,7 +68,7 @@ def encode_group(rows: Sequence[Trajectory]) -> bytes:
     raw = [to_row(trajectory) for trajectory in rows]
     batch = build_batch(TRAJECTORY, raw)
     columns = Columns(TRAJECTORY, batch)
-    may_have_nulls = columns.has_unexpected_nulls()
+    may_have_nulls = columns.may_have_nulls
     clean = not may_have_nulls and _tokens_are_clean(columns, WRITER_LIMITS)
     shared: Row | None = None
     for number, (trajectory, row) in enumerate(zip(rows, raw, strict=True)):
@@ -130,7 +132,7 @@ class _RowDecoder:
 
     def __init__(self, columns: Columns, limits: TrajectoryLimits) -> None:
         self._limits = limits
-        self._may_have_nulls = columns.has_unexpected_nulls()
+        self._may_have_nulls = columns.may_have_nulls
         self._tokens_are_clean = not self._may_have_nulls and _tokens_are_clean(columns, limits)
         self._group: Row | None = None
         self._hash_prefix = b""
@@ -166,16 +168,15 @@ class _RowDecoder:
         trajectory = from_row(row, self._sampling, self._fingerprint)
         if is_first:
             self._group_fault = group_fault(trajectory)
-        fault = self._group_fault or _duplicate_key_fault(trajectory, row)
+        fault = self._group_fault
+        if fault is None and (len(row[_REWARD_PARTS]) > 1 or len(row[_METADATA]) > 1):
+            fault = _duplicate_key_fault(trajectory, row)
         return trajectory, fault or member_fault(trajectory, self._limits, tokens_are_clean=self._tokens_are_clean)
 
 
-_MAPS = tuple((name, TRAJECTORY.names.index(name)) for name in ("reward_parts", "metadata"))
-
-
 def _duplicate_key_fault(trajectory: Trajectory, row: Row) -> Fault | None:
-    for name, position in _MAPS:
-        if len(row[position]) > 1 and len(getattr(trajectory, name)) != len(row[position]):
+    for name, position in (("reward_parts", _REWARD_PARTS), ("metadata", _METADATA)):
+        if len(getattr(trajectory, name)) != len(row[position]):
             return f"duplicate_key:{name}", f"column {name} has the same key twice"
     return None
 
@@ -185,7 +186,7 @@ def _tokens_are_clean(columns: Columns, limits: TrajectoryLimits) -> bool:
         columns.flat(name) for name in ("prompt_token_ids", "token_ids", "logprobs", "loss_mask")
     ]
     # Laid end to end, rows of unequal lengths would meet each other's masks.
-    aligned = bool(mask.all()) or columns.same_lengths("logprobs", "loss_mask")
+    aligned = np.count_nonzero(mask) == len(mask) or columns.same_lengths("logprobs", "loss_mask")
     return aligned and clean_tokens(prompt_ids, ids, logprobs, mask, limits.vocabulary_size)
 
 

@@ -94,12 +94,13 @@ def clean_tokens(
     if not (len(token_ids) == len(logprobs) == len(loss_mask)) or not len(token_ids) or not len(prompt_token_ids):
         return False
     # NaN makes max and min NaN, and every comparison with NaN is false. As uint32 a negative id is a huge one.
+    # (Masks are mostly true throughout, and counting their bytes is the quickest way to see that.)
     return bool(
         logprobs.max() <= POSITIVE_TOLERANCE
         and logprobs.min() > -np.inf
         and token_ids.view(np.uint32).max() < vocabulary_size
         and prompt_token_ids.view(np.uint32).max() < vocabulary_size
-        and (loss_mask.all() or not logprobs[~loss_mask].any())
+        and (np.count_nonzero(loss_mask) == len(loss_mask) or not logprobs[~loss_mask].any())
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
 from schemas.trajectory import Fingerprint, Sampling, Trajectory, unmodelled_transform
@@ -59,10 +61,18 @@ def trained_versions(trajectory: Trajectory) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     start = 0
     for segment in trajectory.segments:
-        if trajectory.loss_mask[start : start + segment.length].any():
+        if np.count_nonzero(trajectory.loss_mask[start : start + segment.length]):
             found.append((segment.version, segment.proof))
         start += segment.length
     return found
+
+
+def verdict_key(trajectory: Trajectory) -> tuple[object, ...]:
+    """All of a row that `judge` looks at: rows with equal keys have one verdict, for one fold, base and rules.
+
+    Sampling and fingerprint count as equal when they are one object, as they are in the rows of a record."""
+    t = trajectory
+    return id(t.sampling), id(t.fingerprint), t.worker_id, t.incarnation, *trained_versions(t)
 
 
 def judge(trajectory: Trajectory, fold: PolicyFold, base: int, rules: AdmissionRules, *, ahead: int = 0) -> Verdict:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 from infra.model import Policy, save_weights
@@ -26,6 +27,7 @@ REFERENCE_NAME = "reference.safetensors"
 """weights of a reference that is refreshed; a frozen one is not part of the state"""
 LORA_NAME = "lora.safetensors"
 """the adapters, where merged weights are published: they cannot be taken out of those again"""
+_METADATA = {"format": "pt"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -113,7 +115,12 @@ def optimizer_tensors(
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write whole tensors as safetensors."""
-    save_file(dict(tensors), path, metadata={"format": "pt"})
+    # The same bytes by either way. Optimizer state is many small tensors, and as arrays they cost half the time; an
+    # array that is not contiguous would be written wrongly there, and here it is an error.
+    if all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in tensors.values()):
+        save_arrays({name: tensor.detach().numpy() for name, tensor in tensors.items()}, path, _METADATA)
+    else:
+        save_file(dict(tensors), path, _METADATA)
 
 
 def load_optimizer(

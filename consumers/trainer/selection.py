@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from consumers.trainer.admission import Admission, AdmissionRules, Verdict, judge
+from consumers.trainer.admission import Admission, AdmissionRules, Verdict, judge, verdict_key
 from consumers.trainer.grouping import GroupBuffer, HeldRow
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
@@ -137,16 +137,19 @@ def judge_group(
         detail = f"{len(spoilt.members)}/{group_size} members are good"
         return DoomedGroup(buffer=buffer, reason=Reason.INCOMPLETE, detail=detail)
     members = buffer.claims[buffer.winner].members
-    judged = tuple(
-        JudgedMember(held=members[i], verdict=judge(members[i].trajectory, fold, base, rules.admission, ahead=ahead))
-        for i in sorted(members)
-    )
+    verdicts: dict[object, Verdict] = {}
+    judged = []
+    for _, held in sorted(members.items()):
+        key = verdict_key(held.trajectory)
+        if key not in verdicts:
+            verdicts[key] = judge(held.trajectory, fold, base, rules.admission, ahead=ahead)
+        judged.append(JudgedMember(held=held, verdict=verdicts[key]))
     refused = [m.verdict for m in judged if m.verdict.admission is Admission.REFUSE]
     if len(refused) == len(judged):
         return DoomedGroup(buffer=buffer, reason=refused[0].reason, detail=refused[0].detail)
     if any(m.verdict.admission is Admission.WAIT for m in judged):
         return None
-    group = ReadyGroup(buffer=buffer, members=judged)
+    group = ReadyGroup(buffer=buffer, members=tuple(judged))
     rewards = group.baseline_rewards()
     if len(rewards) < rules.min_group or not any(m.trained for m in judged):
         detail = f"{len(rewards)} usable rewards, {rules.min_group} needed"

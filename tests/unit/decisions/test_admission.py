@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from consumers.trainer.admission import Admission, AdmissionRules, Verdict, judge, trained_versions
+from consumers.trainer.admission import Admission, AdmissionRules, Verdict, judge, trained_versions, verdict_key
 from schemas.ledger import Reason
 from schemas.policy_fold import PolicyFold
-from schemas.trajectory import Sampling
+from schemas.trajectory import Sampling, Trajectory
 from tests.fakes.log_script import G0, G1, TOKENIZER, running, trajectory
 
 RULES = AdmissionRules(max_lag=2, barrier=True, tokenizer_digest=TOKENIZER)
@@ -194,3 +195,34 @@ def test_another_tokenizer_is_refused_by_name() -> None:
 
     assert verdict.reason is Reason.SUPPORT_MISMATCH
     assert verdict.detail == "tokenizer tokenizer-di is not the trainer's 0123456789ab"
+
+
+class Watched:
+    """A row that remembers what was asked of it."""
+
+    def __init__(self, row: Trajectory) -> None:
+        self.row = row
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self.row, name)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_rows_share_a_verdict_only_when_all_that_judge_looks_at_is_equal(proven: bool) -> None:
+    fold, proofs = at_version_5()
+    row = trajectory(segments=[(5, 2, proofs[5] if proven else proofs[4])])
+    by_judge, by_key = Watched(row), Watched(row)
+    judge(by_judge, fold, 5, replace(RULES, takes_other_numbers=False))  # type: ignore[arg-type]
+    key = verdict_key(by_key)  # type: ignore[arg-type]
+
+    assert by_judge.asked == by_key.asked
+    other_mask = {"loss_mask": np.array([False, False]), "logprobs": np.zeros(2, dtype=np.float32)}
+    changes: list[dict[str, Any]] = [
+        {"sampling": replace(row.sampling, seed=7)}, {"fingerprint": replace(row.fingerprint, dtype="bfloat16")},
+        {"worker_id": "g9"}, {"incarnation": "i9"}, {"segments": (replace(row.segments[0], version=4),)},
+        {"segments": (replace(row.segments[0], proof=1),)}, other_mask,
+    ]  # fmt: skip
+    assert len({key, *(verdict_key(replace(row, **change)) for change in changes)}) == 1 + len(changes)
+    assert verdict_key(replace(row, reward=0.25, finish_reason="length")) == key

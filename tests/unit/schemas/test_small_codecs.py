@@ -174,3 +174,25 @@ def test_a_probe_is_not_written_with_other_types_or_lengths() -> None:
     assert refusal(encode_probe, [replace(good, token_ids=wide)]) == "schema_type:token_ids"
     assert refusal(encode_probe, [replace(good, prompt_length=4)]) == "length_mismatch"
     assert refusal(encode_probe, []) == "no_rows"
+
+
+@pytest.mark.parametrize("count", [1, 3, 300, 5_000])
+@pytest.mark.parametrize("texts", [["same"], [""], ["a", "bc"], ["aa", "a", "aaa"], ["\u00e9t\u00e9", "x"]])
+def test_texts_come_back_whatever_their_sizes_and_number(count: int, texts: list[str]) -> None:
+    """Equal ASCII texts are read at once, and lengths that add up the same way must not pass for equal ones."""
+    rows = [(texts[i % len(texts)], i, np.zeros(1, dtype=np.float32), None) for i in range(count)]
+    batch = read_batch(SCORES, write_rows(SCORES, rows), None)
+
+    assert [row[:2] for row in read_complete_rows(SCORES, batch)] == [row[:2] for row in rows]
+
+
+@pytest.mark.parametrize("missing", [(), (0,), (1, 2), (0, 1, 2, 3)])
+def test_a_null_list_among_others_stays_null(missing: tuple[int, ...]) -> None:
+    own = [np.arange(i + 1, dtype=np.float32) for i in range(4)]
+    rows = [(f"t{i}", 1, own[i], None if i in missing else own[i]) for i in range(4)]
+    read = read_complete_rows(SCORES, read_batch(SCORES, write_rows(SCORES, rows), None))
+
+    assert [i for i, row in enumerate(read) if row[3] is None] == list(missing)
+    for i, row in enumerate(read):
+        assert row[2].tolist() == own[i].tolist() and not row[2].flags.writeable
+        assert row[3] is None or (row[3].tolist() == own[i].tolist() and not row[3].flags.writeable)
