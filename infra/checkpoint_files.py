@@ -142,11 +142,44 @@ class Stopwatch:
             self.phase_s[name] = self.phase_s.get(name, 0.0) + self.now_s() - started_s
 
 
-def describe(directory: Path, limits: StoreLimits, watch: Stopwatch, *, fsync: bool) -> tuple[ManifestFile, ...]:
-    """Hash every file of a finished directory, sorted by name; with `fsync` each is on the disk afterwards.
+def describe(
+    directory: Path, limits: StoreLimits, watch: Stopwatch, *, fsync: bool, finish: Callable[[], None] | None = None
+) -> tuple[ManifestFile, ...]:
+    """Hash every file of a directory, sorted by name; with `fsync` each is on the disk afterwards.
 
-    Hashing runs beside the fsync: both take as long as the disk, and neither needs the other.
+    Hashing runs beside the fsync: both take as long as the disk, and neither needs the other. So does `finish`, which
+    writes what is still missing; a file that is there already is finished, and CheckpointRefused when it changes.
     """
+    paths = _checked_files(directory, limits)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        synced = [pool.submit(_synced, path, watch) for path in paths if fsync]
+        if finish is not None:
+            early = {path: _written_at(path) for path in paths}
+            with watch.phase("write"):
+                finish()
+            changed = [path.name for path, at in early.items() if _written_at(path) != at]
+            if changed:
+                raise CheckpointRefused(f"checkpoint files {changed} were written again after they were finished")
+            paths = _checked_files(directory, limits)
+            synced += [pool.submit(_synced, path, watch) for path in paths if fsync and path not in early]
+        with watch.phase("hash"):
+            entries = tuple(_hashed(path) for path in paths)
+        for future in synced:
+            future.result()
+    return entries
+
+
+def _written_at(path: Path) -> tuple[int, int, int] | None:
+    """What is another one after any writing; None for a file that is gone."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _checked_files(directory: Path, limits: StoreLimits) -> list[Path]:
+    """Its files by name; CheckpointRefused for one that no reader would accept."""
     paths = sorted(directory.iterdir(), key=lambda path: path.name)
     for path in paths:
         check_file_name(path.name)
@@ -155,13 +188,7 @@ def describe(directory: Path, limits: StoreLimits, watch: Stopwatch, *, fsync: b
         if path.name == MANIFEST_NAME:
             raise CheckpointRefused(f"{MANIFEST_NAME} is written by the store, not by its callers")
     _check_totals(directory.name, [path.stat().st_size for path in paths], limits)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        synced = [pool.submit(_synced, path, watch) for path in paths if fsync]
-        with watch.phase("hash"):
-            entries = tuple(_hashed(path) for path in paths)
-        for future in synced:
-            future.result()
-    return entries
+    return paths
 
 
 def verify(directory: Path, address: Address, manifest_sha256: str, limits: StoreLimits) -> Manifest:

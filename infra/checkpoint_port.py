@@ -9,6 +9,10 @@ from typing import Protocol
 
 from schemas.checkpoint import Manifest
 
+Write = Callable[[Path], Callable[[], None] | None]
+"""Writes the files of a checkpoint into a directory. What takes computing rather than the disk may be left to what it
+returns, which runs while the files that are there are on their way to the disk, and writes new ones only."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
@@ -24,7 +28,7 @@ class SavedCheckpoint:
 class CheckpointStore(Protocol):
     """Immutable checkpoints under `<root>/<run>/<attempt id>/`; see design: only the event gives a number."""
 
-    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
+    def save(self, attempt_id: str, write: Write, manifest: Manifest) -> SavedCheckpoint:
         """Call `write` with a fresh temporary directory, hash and fsync what it wrote, write manifest.json last
         (the given manifest with `files` filled in), rename once. StoreFull leaves nothing behind."""
         ...

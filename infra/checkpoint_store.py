@@ -24,7 +24,7 @@ import fsspec
 from infra import checkpoint_files as files
 from infra.checkpoint_files import Address, StoreLimits
 from infra.checkpoint_local import LocalTree
-from infra.ports import SavedCheckpoint
+from infra.ports import SavedCheckpoint, Write
 from schemas.checkpoint import MANIFEST_NAME, Manifest, ManifestFile, decode_manifest
 from schemas.errors import (
     CheckpointError,
@@ -75,7 +75,7 @@ class FsspecCheckpointStore:
         self._tree: _Tree = _open_tree(root, cache_dir, self._limits, fsync=fsync)
         self._expected_bytes = 0
 
-    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
+    def save(self, attempt_id: str, write: Write, manifest: Manifest) -> SavedCheckpoint:
         """Write one checkpoint; what `write` puts into the directory becomes visible whole, or never.
 
         StoreFull (nothing left behind); IllegalState when the attempt id was used before; CheckpointRefused
@@ -92,8 +92,8 @@ class FsspecCheckpointStore:
             self._preflight(address)
             staging = self._tree.staging(address)
             with watch.phase("write"):
-                write(staging)
-            entries = files.describe(staging, self._limits, watch, fsync=self._fsync)
+                finish = write(staging)
+            entries = files.describe(staging, self._limits, watch, fsync=self._fsync, finish=finish)
             data = manifest.describing(entries).encode()
             with watch.phase("publish"):
                 self._write_manifest(staging, data)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from infra.checkpoint_port import CheckpointStore as CheckpointStore
 from infra.checkpoint_port import SavedCheckpoint as SavedCheckpoint
+from infra.checkpoint_port import Write as Write
 from infra.engine_port import Completion as Completion
 from infra.engine_port import EngineRequest as EngineRequest
 from infra.engine_port import GenerationEngine as GenerationEngine

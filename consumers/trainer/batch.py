@@ -7,7 +7,7 @@ stand-in: it knows tensors and nothing of the log.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,8 +75,8 @@ class StepOutcome:
 class LearnerCopy(Protocol):
     """What a learner held at one moment, in memory of its own."""
 
-    def save(self, directory: Path) -> None:
-        """As Learner.save would have then. On any thread; asks nothing of the learner."""
+    def begin_save(self, directory: Path) -> Callable[[], None]:
+        """As Learner.begin_save would have then. On any thread; asks nothing of the learner."""
         ...
 
 
@@ -102,6 +102,11 @@ class Learner(Protocol):
 
         The probe holds the sequences of the last batch that the step pushed hardest (fixed prompts before the first
         step) with their log-probabilities under the weights being saved."""
+        ...
+
+    def begin_save(self, directory: Path, *, with_state: bool = True) -> Callable[[], None]:
+        """As `save`, but for the probe, which takes computing and no disk: what is returned writes it. To be called
+        before anything else is asked of the learner."""
         ...
 
     def copy(self, *, with_state: bool = True) -> LearnerCopy:

@@ -128,7 +128,11 @@ class HfLearner:
 
     def save(self, directory: Path, *, with_state: bool = True) -> None:
         """Write model, config, tokenizer, probe, and (unless told otherwise) optimizer and RNG state."""
-        self._seen(with_state=with_state, own=False).save(directory)
+        self.begin_save(directory, with_state=with_state)()
+
+    def begin_save(self, directory: Path, *, with_state: bool = True) -> Callable[[], None]:
+        """Write all of it but the probe; what is returned computes and writes that, before training goes on."""
+        return self._seen(with_state=with_state, own=False).begin_save(directory)
 
     def copy(self, *, with_state: bool = True) -> SavedState:
         """What `save` would write now; training on does not change it. Only the latest copy can be saved."""
@@ -287,8 +291,8 @@ class HfLearner:
             moments=moments,
             reference=reference,
             state=self._state() if with_state else None,
-            # Here at the latest, and last: other ranks hear of it when they are through with the rest.
-            probe=probe or partial(bytes, self._probe_now()),
+            # A copy's here at the latest, and last: other ranks hear of it when they are through with the rest.
+            probe=probe or (partial(bytes, self._probe_now()) if own else self._probe_now),
         )
 
     def _weights(self, *, own: bool = False) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,18 @@ class SavedState:
     state: TrainerState | None
     """None: saved without optimizer and RNG state"""
     probe: Callable[[], bytes]
-    """asked once, after everything else is written"""
+    """asked once, after everything else is written, on the thread that saves"""
     adapters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """by parameter name, where merged weights are published"""
     adapter: Adapter | None = None
     """published in the place of the weights"""
 
     def save(self, directory: Path) -> None:
-        """Write it into an empty directory; nothing of the learner is asked or changed."""
+        """Write it into an empty directory."""
+        self.begin_save(directory)()
+
+    def begin_save(self, directory: Path) -> Callable[[], None]:
+        """Write all of it but the probe into an empty directory; what is returned writes that."""
         if self.adapter is not None:
             save_adapter(self.policy, directory, self.adapter)
         else:
@@ -88,6 +93,9 @@ class SavedState:
             write_state(self.state, directory)
             if self.reference:
                 write_tensors(self.reference, directory / REFERENCE_NAME)
+        return partial(self._write_probe, directory)
+
+    def _write_probe(self, directory: Path) -> None:
         (directory / PROBE_NAME).write_bytes(self.probe())
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from consumers.trainer.batch import Learner
-from infra.ports import CheckpointStore, Clock
+from infra.ports import CheckpointStore, Clock, Write
 from schemas.checkpoint import Manifest
 from schemas.errors import CheckpointMissing, EnvironmentMissing, IllegalState
 from schemas.ids import RunId
@@ -24,7 +23,7 @@ class Draft:
     """A checkpoint that is not written yet, and the version it is to be."""
 
     manifest: Manifest
-    write: Callable[[Path], None]
+    write: Write
     version: int
     parent: int | None
     depth: int
@@ -109,9 +108,9 @@ class Publication:
             **dict(self._learner.manifest_fields()),
         )
         if copied:
-            write = self._learner.copy(with_state=with_state).save
+            write = self._learner.copy(with_state=with_state).begin_save
         else:
-            write = partial(self._learner.save, with_state=with_state)
+            write = partial(self._learner.begin_save, with_state=with_state)
         return Draft(
             manifest=manifest,
             write=write,

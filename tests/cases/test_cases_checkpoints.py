@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,17 @@ def test_c99_a_trainer_killed_half_way_through_a_save_leaves_the_version_before_
     rig.answer(0)
     rig.step()
     rig.go_live(1)
-    save = TinyLearner.save
+    save = TinyLearner.begin_save
 
     def half(self: TinyLearner, directory: Path, **options: Any) -> None:
         (directory / "model.safetensors").write_text("half of the wei")
         raise Crash("power cut")
 
-    monkeypatch.setattr(TinyLearner, "save", half)
+    monkeypatch.setattr(TinyLearner, "begin_save", half)
     rig.answer(1)
     with pytest.raises(Crash):
         rig.step(8)
-    monkeypatch.setattr(TinyLearner, "save", save)
+    monkeypatch.setattr(TinyLearner, "begin_save", save)
     complete = list(rig.world.store().attempts())
     newest = rig.fold().newest
     rig.restart()
@@ -58,21 +59,28 @@ def test_c99_a_trainer_killed_half_way_through_a_save_leaves_the_version_before_
 
 
 def test_c99_a_run_whose_trainer_dies_in_many_saves_ends_right(tmp_path: Path) -> None:
-    """C99 in the whole pipeline: every other save dies half way, while generators load what is published."""
+    """C99 in the whole pipeline: every other save dies half way, in the weights or in the probe, while generators load
+    what is published."""
     world = FaultyWorld(Plan(seed=3, versions=4), tmp_path, [], lost_acks=0.0)
     saves = 0
-    save = TinyLearner.save
+    save = TinyLearner.begin_save
 
-    def dying(self: TinyLearner, directory: Path, **options: Any) -> None:
+    def dying(self: TinyLearner, directory: Path, **options: Any) -> Callable[[], None]:
         nonlocal saves
         saves += 1
-        save(self, directory, **options)
-        if saves % 2:
+        finish = save(self, directory, **options)
+        if saves % 4 == 1:
             (directory / "model.safetensors").write_text("half")
             raise Crash("planted")
 
+        def finish_half() -> None:
+            (directory / "probe.arrow").write_text("half")
+            raise Crash("planted")
+
+        return finish_half if saves % 4 == 3 else finish
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TinyLearner, "save", dying)
+        patch.setattr(TinyLearner, "begin_save", dying)
         world.run()
 
     assert (check(world) or check_stamps(world)) == []

@@ -84,10 +84,17 @@ class TinyLearner:
         return [0.0] * len(trajectories)
 
     def save(self, directory: Path, *, with_state: bool = True) -> None:
+        self.begin_save(directory, with_state=with_state)()
+
+    def begin_save(self, directory: Path, *, with_state: bool = True) -> Callable[[], None]:
         (directory / WEIGHTS_NAME).write_text(self.weights)
         if with_state:
             (directory / TRAINER_STATE_NAME).write_text(json.dumps({"steps": self.steps, "saved_by": self._saved_by}))
-        (directory / PROBE_NAME).write_bytes(self._probe())
+
+        def finish() -> None:
+            (directory / PROBE_NAME).write_bytes(self._probe())
+
+        return finish
 
     def copy(self, *, with_state: bool = True) -> TinyCopy:
         frozen = TinyLearner(saved_by=self._saved_by)
@@ -127,8 +134,8 @@ class TinyCopy:
     learner: TinyLearner
     with_state: bool
 
-    def save(self, directory: Path) -> None:
-        self.learner.save(directory, with_state=self.with_state)
+    def begin_save(self, directory: Path) -> Callable[[], None]:
+        return self.learner.begin_save(directory, with_state=self.with_state)
 
 
 @dataclass(slots=True)

@@ -26,8 +26,8 @@ def the_weights_are_not_copied(patch: Patch) -> None:
         def __init__(self, learner: Any, with_state: bool) -> None:
             self._learner, self._with_state = learner, with_state
 
-        def save(self, directory: Path) -> None:
-            self._learner.save(directory, with_state=self._with_state)
+        def begin_save(self, directory: Path) -> Any:
+            return self._learner.begin_save(directory, with_state=self._with_state)
 
     patch.setattr(tiny_policy.TinyLearner, "copy", lambda self, *, with_state=True: Looking(self, with_state))
 

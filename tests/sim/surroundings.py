@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from infra.checkpoint_files import parse_manifest_uri
 from infra.checkpoint_store import FsspecCheckpointStore
-from infra.ports import SavedCheckpoint
+from infra.ports import SavedCheckpoint, Write
 from schemas.checkpoint import WEIGHTS_NAME, Manifest
 from tests.fakes.memory_log import Crash, Hook
 from tests.fakes.virtual_clock import VirtualClock
@@ -100,15 +100,27 @@ class FaultyStore:
         self._trouble = trouble
         self._clock = clock
 
-    def save(self, attempt_id: str, write: Callable[[Path], None], manifest: Manifest) -> SavedCheckpoint:
+    def save(self, attempt_id: str, write: Write, manifest: Manifest) -> SavedCheckpoint:
         """As the store's; a death inside leaves the files behind, as a real one does."""
         self._hook("store.save", "before")
 
-        def dying(directory: Path) -> None:
-            try:
+        def dying(directory: Path) -> Callable[[], None]:
+            with mourned(directory):
                 self._hook("store.write", "before")
-                write(directory)
-                self._hook("store.write", "after")
+                finish = write(directory)
+
+            def finish_dying() -> None:
+                with mourned(directory):
+                    if finish is not None:
+                        finish()
+                    self._hook("store.write", "after")
+
+            return finish_dying
+
+        @contextmanager
+        def mourned(directory: Path) -> Iterator[None]:
+            try:
+                yield
             except Crash:
                 # The store's own cleaning up is code that a dead process does not run.
                 left = directory.with_name(f".tmp-{attempt_id}-dead")

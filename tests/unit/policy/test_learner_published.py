@@ -69,6 +69,20 @@ def test_manifest_fields_agree_with_the_files_whichever_comes_first(tmp_path: Pa
     assert "probe.arrow" in files
 
 
+def test_a_save_in_two_parts_leaves_the_probe_for_the_second(tmp_path: Path) -> None:
+    made = learner(directory=None)
+    made.train(made_batch())
+    expected = saved(made, tmp_path / "whole")
+    tmp_path.joinpath("parts").mkdir()
+
+    finish = made.begin_save(tmp_path / "parts")
+    first = bytes_of(tmp_path / "parts")
+    finish()
+
+    assert set(expected) - set(first) == {"probe.arrow"}
+    assert bytes_of(tmp_path / "parts") == expected
+
+
 def test_a_copy_is_what_a_save_would_have_written_whatever_is_trained_since(tmp_path: Path) -> None:
     made = learner(directory=None)
     made.train(made_batch())
