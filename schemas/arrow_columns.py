@@ -64,12 +64,16 @@ class Columns:
             return []
         _check_count(n)
         try:
-            columns = [
-                self._arrays(column)
-                if column.element is not None
-                else (column.read_carefully if self.may_have_nulls else column.read)(buffers, n)
-                for column in self._layout.columns
-            ]
+            if self.may_have_nulls:
+                columns = [
+                    column.read_carefully(buffers, n) if column.element is None else self._arrays(column)
+                    for column in self._layout.columns
+                ]
+            else:
+                columns = [
+                    column.read(buffers, n) if column.element is None else self._arrays(column)
+                    for column in self._layout.columns
+                ]
         except UnicodeDecodeError as error:
             raise InvalidRecord("arrow_invalid", f"{self._fmt.name}: text that is not UTF-8: {error}") from error
         return list(zip(*columns, strict=True))
@@ -230,7 +234,7 @@ def _read_where_valid(at: int, read: _Read, buffers: _Buffers, n: int) -> Sequen
 
 
 def _read_strings(at: int, buffers: _Buffers, n: int) -> Sequence[Any]:
-    offsets = _offsets(buffers[at + 1], n)
+    offsets = _unpacker("i", n + 1)(buffers[at + 1])
     data, end = buffers[at + 2], offsets[-1]
     if data is None or end == 0:
         return [""] * n

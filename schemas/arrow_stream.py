@@ -134,7 +134,8 @@ def read_batch(
         _check_count_header(headers, record_headers.PAYLOAD_BYTES, "payload_bytes", len(value))
     schema_end = _schema_end(fmt, value)
     batch_end = _batch_end(value, schema_end)
-    plan = _plan(fmt, value[:schema_end])
+    own = schema_end == len(fmt.schema_message) and value.startswith(fmt.schema_message)
+    plan = _own_plan(fmt) if own else _plan(fmt, value[:schema_end])
     batch = _load(plan.schema, memoryview(value)[schema_end:batch_end])
     if batch.num_rows == 0:
         raise InvalidRecord("no_rows", f"the {fmt.name} record holds no rows")
@@ -291,6 +292,12 @@ def _plan(fmt: Format, schema_message: bytes) -> _Plan:
     if len(schema_message) > _MAX_SCHEMA_BYTES:
         raise InvalidRecord("schema_too_large", f"{len(schema_message)} bytes of schema, limit {_MAX_SCHEMA_BYTES}")
     return _cached_plan(fmt, schema_message)
+
+
+@functools.lru_cache(maxsize=16)
+def _own_plan(fmt: Format) -> _Plan:
+    """Of a schema as this build writes it: found without looking at its bytes again."""
+    return _cached_plan(fmt, fmt.schema_message)
 
 
 @functools.lru_cache(maxsize=64)

@@ -130,9 +130,10 @@ def _size_fault(t: Trajectory, limits: TrajectoryLimits) -> Fault | None:
     tokens = len(t.prompt_token_ids) + len(t.token_ids)
     if tokens > limits.max_tokens:
         return "too_many_tokens", f"{tokens} tokens, the limit is {limits.max_tokens}"
-    text = _utf8_bytes(t.text) + _utf8_bytes(t.reward_error)
-    if text > limits.max_text_bytes:
-        return "too_much_text", f"{text} bytes of text, the limit is {limits.max_text_bytes}"
+    if t.text is not None or t.reward_error is not None:
+        text = _utf8_bytes(t.text) + _utf8_bytes(t.reward_error)
+        if text > limits.max_text_bytes:
+            return "too_much_text", f"{text} bytes of text, the limit is {limits.max_text_bytes}"
     if t.metadata or t.reward_parts:
         words = (*t.metadata.keys(), *t.metadata.values(), *t.reward_parts.keys())
         metadata = sum(_utf8_bytes(word) for word in words)
