@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from schemas.arrow_columns import read_complete_rows
+from schemas.arrow_columns import Columns, read_complete_rows
 from schemas.arrow_stream import Format, read_batch, write_rows
 from schemas.errors import InvalidRecord
 from schemas.evaluation_codec import decode_evaluation, encode_evaluation, evaluation_headers
@@ -196,3 +197,24 @@ def test_a_null_list_among_others_stays_null(missing: tuple[int, ...]) -> None:
     for i, row in enumerate(read):
         assert row[2].tolist() == own[i].tolist() and not row[2].flags.writeable
         assert row[3] is None or (row[3].tolist() == own[i].tolist() and not row[3].flags.writeable)
+
+
+def test_a_null_cannot_hide_behind_a_validity_buffer_of_no_bytes() -> None:
+    """That nulls are looked for only where a validity buffer has bytes rests on this."""
+    rows = [(f"t{i}", None if i == 1 else 7, np.ones(2, dtype=np.float32), None) for i in range(3)]
+    value = write_rows(SCORES, rows)
+    batch = len(SCORES.schema_message)
+    metadata = range(batch + 8, batch + 8 + struct.unpack_from("<i", value, batch + 4)[0] - 8)
+    refused = 0
+    for at in (at for at in metadata if struct.unpack_from("<q", value, at)[0] == 1):  # lengths of a byte, among others
+        forged = bytearray(value)
+        struct.pack_into("<q", forged, at, 0)
+        try:
+            read = read_batch(SCORES, bytes(forged), None)
+        except InvalidRecord as error:
+            refused += error.code == "arrow_invalid"
+        else:
+            nulls = sum(read.column(name).null_count for name in ("trajectory_id", "version_in", "proximal"))
+            assert Columns(SCORES, read).may_have_nulls == (nulls > 0)
+
+    assert refused == 2  # of version_in, and of the list that may be null
