@@ -132,9 +132,9 @@ def read_batch(
     if headers is not None:
         _check_schema_header(fmt, headers)
         _check_count_header(headers, record_headers.PAYLOAD_BYTES, "payload_bytes", len(value))
-    schema_end = _schema_end(fmt, value)
+    own = value.startswith(fmt.schema_message)  # the usual case: these bytes need no second look
+    schema_end = len(fmt.schema_message) if own else _schema_end(value)
     batch_end = _batch_end(value, schema_end)
-    own = schema_end == len(fmt.schema_message) and value.startswith(fmt.schema_message)
     plan = _own_plan(fmt) if own else _plan(fmt, value[:schema_end])
     batch = _load(plan.schema, memoryview(value)[schema_end:batch_end])
     if batch.num_rows == 0:
@@ -185,10 +185,8 @@ def _check_count_header(headers: Headers, name: str, code: str, found: int) -> N
 # ---------------------------------------------------------------- framing, without trusting a byte
 
 
-def _schema_end(fmt: Format, value: bytes) -> int:
+def _schema_end(value: bytes) -> int:
     """Where the schema message ends, which must come first and must be little-endian."""
-    if value.startswith(fmt.schema_message):  # the usual case: these bytes need no second look
-        return len(fmt.schema_message)
     if len(value) < 8:
         raise InvalidRecord("not_arrow", f"{len(value)} bytes are no Arrow stream")
     message = _message(value, 0)
