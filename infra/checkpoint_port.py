@@ -22,7 +22,7 @@ class SavedCheckpoint:
     manifest_sha256: str
     bytes: int
     phase_s: Mapping[str, float] = field(default_factory=dict)
-    """where the seconds went: write, hash, fsync (beside the hash and the last files' writing), publish; empty: unknown"""
+    """where the seconds went: write, hash, publish, and fsync beside those; empty: not measured"""
 
 
 class CheckpointStore(Protocol):
