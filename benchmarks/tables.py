@@ -273,7 +273,8 @@ metrics, and what it does itself of checkpoint and transaction (records are deco
 `waiting` is the time in which it had nothing to do. Inline, a version is published before the next step; overlapped,
 behind its compute, and the phases of the checkpoint are then those of the version before. The long steps are those of a
 larger model with one worker. `train` holds the `learner` phases, `checkpoint` those named after it; quantiles are each
-phase's own: they do not add up."""),
+phase's own: they do not add up. Compare two commits by runs in turns, not by this table: four runs of one commit on one
+day gave 51 to 57 ms of inline overhead beside updates of 206 to 219 ms."""),
     Section(name="publish", title="From trained to live", table=_publish, words="""
 Real services, one worker, LLaMAs with random weights; weights only are saved. `save` and its parts are the trainer's,
 `load` and its parts the worker's (its proof by the probe included); `published to live` ends when the coordinator has
